@@ -8,7 +8,7 @@ from typing import Generic, TypeAlias, TypeVar
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-JSON: TypeAlias = "None | bool | int | float | str | list[JSON] | dict[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 State: TypeAlias = "dict[str, JSON]"
 
 
