@@ -1,0 +1,49 @@
+"""Collate: a flat run of tokens becomes the arrays that models of the ecosystem take.
+
+Labels follow Hugging Face: unshifted (the model shifts), -100 where nothing is to be learned. What is masked is
+masked by place and never by value, so a pad token that is also the end token stays learnable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypeAlias, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+IGNORE = -100
+"""The label of a position that is not trained: the default of `torch.nn.functional.cross_entropy`."""
+
+Column: TypeAlias = Literal["input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens", "sample_ids"]
+Arrays: TypeAlias = "dict[str, NDArray[np.int64] | NDArray[np.int32]]"
+
+COLUMNS: tuple[Column, ...] = ("input_ids", "labels", "position_ids", "sample_ids")
+
+
+def labels(ids_BT: NDArray[np.int64], starts: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """`ids_BT` into `out`, with the first token of each document masked: nothing before it predicts it.
+
+    `starts` are flat positions in the batch. A row's first position counts as a start, so that the number of
+    labels other than -100 is exactly the number of trained tokens.
+    """
+    np.copyto(out, ids_BT)
+    out.reshape(-1)[starts] = IGNORE
+
+
+def position_ids(starts: NDArray[np.int64], out: NDArray[np.int64]) -> None:
+    """0, 1, 2, … restarting at each of `starts` (flat, ascending, the first one 0), into `out`."""
+    flat = out.reshape(-1)
+    flat[:] = 1
+    flat[starts[1:]] -= np.diff(starts)
+    flat[0] = 0
+    np.cumsum(flat, out=flat)
+
+
+def cu_seqlens(starts: NDArray[np.int64], positions: int) -> NDArray[np.int32]:
+    """Cumulative document lengths of a flattened batch, int32, first 0 and last `positions` (variable-length attention)."""
+    return np.append(starts, positions).astype(np.int32)
+
+
+def unknown_columns(columns: Sequence[str]) -> list[str]:
+    return [c for c in columns if c not in get_args(Column)]

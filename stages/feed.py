@@ -1,0 +1,301 @@
+"""The feed: the loader that a trainer holds.
+
+    position ─► order ─► packing ─► gather, collate ─► transfer ─► batch
+               └─ a source ─┘      └ worker threads ┘  └─ consumer ─┘
+
+Everything is driven by one integer, the position: the number of samples consumed over all ranks. A resume is a seek,
+and a batch is a pure function of (corpus, seq_len, seed, position, batch_size, rank, world_size).
+
+Samples at positions [p, p + batch_size x world_size) make up one batch per rank: rank r takes the r-th stretch of
+`batch_size`. Where accumulation x batch_size x world_size stays the same, so do the global batches, at any world size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline import JSON, Item, Plan, State, start
+from stages import collate
+from stages.collate import COLUMNS, Arrays, Column
+from stages.corpus import LocalCorpus
+from stages.errors import CorpusTooSmall, FeedMismatch
+from stages.order import Permutation
+from stages.packing import Packing, Wrapped
+from stages.transfer import Lookahead, Slot, ToCuda, ToHost, ToNumpy, Transfer
+
+if TYPE_CHECKING:
+    import torch
+
+B = TypeVar("B")
+
+FORMAT = 1
+ORDER_CHUNK = 4096
+"""Indices of the permutation evaluated at once; per batch of 8 the evaluation alone would cost 300 us."""
+BLOCK_BYTES = 2 << 20
+"""Token ids of one hop between threads: large enough that the hop is small beside the work."""
+BLOCK_BATCHES = 64
+SLOTS = 4
+"""Pinned slots of a CUDA feed, each of one block."""
+ENDLESS = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSpec:
+    """What a feed hands out. `batch_size` is per rank; all ranks must agree on everything but `rank`."""
+
+    seq_len: int
+    batch_size: int
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+    end: int | None = None
+    """Position at which the feed ends, in samples over all ranks; None: it runs across epochs for ever."""
+    columns: Sequence[Column] = COLUMNS
+    prefetch: bool = True
+    """Assemble batches in worker threads ahead of the consumer; False: in the consumer's own thread."""
+    threads: int = 2
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {self.batch_size}")
+        if not 0 <= self.rank < self.world_size:
+            raise ValueError(f"rank must be in [0, world_size), got rank {self.rank} of {self.world_size}")
+        if unknown := collate.unknown_columns(self.columns):
+            raise ValueError(f"unknown columns {unknown}; known: {', '.join(get_args(Column))}")
+        if self.end is not None and self.end % self.stride:
+            raise ValueError(f"end must be a multiple of batch_size x world_size = {self.stride}, got {self.end}")
+
+    @property
+    def stride(self) -> int:
+        """Samples that one batch of every rank consumes together."""
+        return self.batch_size * self.world_size
+
+    def batches_from(self, position: int) -> int:
+        end = ENDLESS if self.end is None else self.end
+        return max(end - position, 0) // self.stride
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive batches of one rank: the `index`-th block read, `samples_KB` sample ids, the first batch at `position`."""
+
+    index: int
+    position: int
+    samples_KB: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Collated:
+    """A block's arrays, one entry per batch, and the slot that holds their memory."""
+
+    position: int
+    batches: Sequence[Arrays]
+    slot: Slot
+
+
+class Blocks:
+    """The source: which samples this rank reads, from a position on.
+
+    Blocks grow from one batch to `most` so that the first batch does not wait for a whole block.
+    """
+
+    def __init__(self, sampler: Sampler, spec: FeedSpec) -> None:
+        self._sampler, self._spec = sampler, spec
+        self._most = min(max(BLOCK_BYTES // (spec.batch_size * spec.seq_len * 8), 1), BLOCK_BATCHES)
+
+    def iterate(self, position: int) -> Iterator[Block]:
+        size, stride, index, hop = self._spec.batch_size, self._spec.stride, 0, 1
+        left = self._spec.batches_from(position)
+        within = np.arange(size, dtype=np.int64)
+        while left > 0:
+            count = min(max(ORDER_CHUNK // size, 1), left)
+            first = position + self._spec.rank * size
+            positions_KB = (first + np.arange(count, dtype=np.int64) * stride)[:, None] + within
+            samples_KB = self._sampler(positions_KB.reshape(-1)).reshape(count, size)
+            done = 0
+            while done < count:
+                block = samples_KB[done : done + hop]
+                yield Block(index, position + done * stride, block)
+                index, done, hop = index + 1, done + len(block), min(2 * hop, self._most)
+            position += count * stride
+            left -= count
+
+    async def read(self, at: State | None) -> AsyncIterator[Item[Block]]:
+        position = 0 if at is None else at["position"]
+        assert isinstance(position, int)
+        for block in self.iterate(position):
+            yield Item(block, {"position": block.position + len(block.samples_KB) * self._spec.stride})
+
+
+class Sampler:
+    """Sample ids at positions: a fresh permutation of [0, samples) in each epoch, epochs end to end."""
+
+    def __init__(self, samples: int, seed: int) -> None:
+        self._samples, self._seed = samples, seed
+
+    def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        epochs, index = np.divmod(positions, self._samples)
+        ids = np.empty_like(positions)
+        for epoch in np.unique(epochs):
+            chosen = epochs == epoch
+            ids[chosen] = Permutation(self._samples, self._seed, int(epoch))(index[chosen])
+        return ids
+
+
+class Assemble:
+    """The map: from sample ids to host arrays, a whole block at once."""
+
+    def __init__(self, corpus: LocalCorpus, packing: Packing, columns: Sequence[Column], transfer: Transfer[object]):
+        self._corpus, self._packing, self._columns, self._transfer = corpus, packing, columns, transfer
+
+    def __call__(self, block: Block) -> Collated:
+        count, size = block.samples_KB.shape
+        shape = (count, size, self._packing.seq_len)
+        slot = self._transfer.take(block.index)
+        samples = block.samples_KB.reshape(-1)
+        ids = slot.int64("input_ids", shape)
+        self._corpus.gather(self._packing.spans(samples), ids.reshape(-1))
+        arrays: dict[str, NDArray[np.int64]] = {}
+        starts = np.empty(0, np.int64)
+        if not {"labels", "position_ids", "cu_seqlens"}.isdisjoint(self._columns):
+            starts = self._packing.starts(samples, self._corpus.bounds)
+        for column in self._columns:
+            if column == "input_ids":
+                arrays[column] = ids
+            elif column == "labels":
+                arrays[column] = slot.int64(column, shape)
+                collate.labels(ids, starts, out=arrays[column])
+            elif column == "position_ids":
+                arrays[column] = slot.int64(column, shape)
+                collate.position_ids(starts, out=arrays[column])
+            elif column == "attention_mask":
+                arrays[column] = slot.int64(column, shape)
+                arrays[column][:] = 1
+            elif column == "sample_ids":
+                arrays[column] = slot.int64(column, (count, size))
+                np.copyto(arrays[column], block.samples_KB)
+        batches: list[Arrays] = [{name: array[k] for name, array in arrays.items()} for k in range(count)]
+        if "cu_seqlens" in self._columns:
+            positions = size * self._packing.seq_len
+            cuts = np.searchsorted(starts, np.arange(count + 1) * positions)
+            for k, batch in enumerate(batches):
+                batch["cu_seqlens"] = collate.cu_seqlens(starts[cuts[k] : cuts[k + 1]] - k * positions, positions)
+        return Collated(block.position, batches, slot)
+
+
+class Feed(Generic[B]):
+    """An iterable of this rank's batches, resumable at any position.
+
+    Each batch is a dict of the spec's columns: `input_ids`, `labels`, `position_ids`, `attention_mask` of shape
+    (batch_size, seq_len), `sample_ids` (batch_size,), all int64, and `cu_seqlens` (documents + 1,) int32 over the
+    flattened batch. Iterating goes on from `position`, across epochs, without end or up to `spec.end`.
+
+    `state_dict()` may be taken between any two batches: it says where the batches handed out so far end, however
+    far the feed has read ahead.
+    """
+
+    def __init__(self, corpus: LocalCorpus, spec: FeedSpec, transfer: Callable[[], Transfer[B]]) -> None:
+        self.packing: Packing = Wrapped(corpus.meta.tokens, spec.seq_len)
+        if self.packing.samples == 0:
+            raise CorpusTooSmall(
+                f"the corpus has {corpus.meta.tokens} tokens, too few for one sample of seq_len {spec.seq_len}: "
+                "pack more text or lower seq_len"
+            )
+        self.position = 0
+        """Samples handed out so far, over all ranks."""
+        self._corpus, self._spec, self._transfer = corpus, spec, transfer
+        self._blocks = Blocks(Sampler(self.packing.samples, spec.seed), spec)
+        self._fingerprint: dict[str, JSON] = {
+            "corpus": corpus.meta.digest,
+            "packing": self.packing.name,
+            "seq_len": spec.seq_len,
+            "samples": self.packing.samples,
+            "seed": spec.seed,
+        }
+
+    def __len__(self) -> int:
+        """Batches per rank from the current position to `end`. Raises TypeError where no end is set."""
+        if self._spec.end is None:
+            raise TypeError("this feed has no end: it runs across epochs (give end= to bound it)")
+        return self._spec.batches_from(self.position)
+
+    @property
+    def epoch(self) -> int:
+        return self.position // self.packing.samples
+
+    def __iter__(self) -> Iterator[B]:
+        for item in self.items():
+            yield item.value
+
+    def items(self) -> Iterator[Item[B]]:
+        """The batches, each with the feed's state after it."""
+        transfer = self._transfer()
+        try:
+            for batch, after in Lookahead(self._sent(transfer), transfer.ahead):
+                self.position = after
+                yield Item(batch, self.state_dict())
+        finally:
+            transfer.close()
+
+    def _sent(self, transfer: Transfer[B]) -> Iterator[tuple[B, int]]:
+        for collated in self._collated(transfer):
+            after, last = collated.position, len(collated.batches) - 1
+            for k, arrays in enumerate(collated.batches):
+                after += self._spec.stride
+                yield transfer.send(arrays, collated.slot, k == last), after
+
+    def _collated(self, transfer: Transfer[B]) -> Iterator[Collated]:
+        assemble = Assemble(self._corpus, self.packing, self._spec.columns, transfer)
+        if not self._spec.prefetch:
+            yield from map(assemble, self._blocks.iterate(self.position))
+            return
+        plan = Plan(self._blocks).map(assemble, width=self._spec.threads, on="thread", name="assemble")
+        with start(plan, at={"position": self.position}) as running:
+            try:
+                for item in running:
+                    yield item.value
+            finally:
+                transfer.close()  # else a worker that waits for a slot would hold up the end of the plan
+
+    def state_dict(self) -> State:
+        return {"format": FORMAT, "position": self.position, "fingerprint": dict(self._fingerprint)}
+
+    def load_state_dict(self, state: State) -> None:
+        """Seek to a saved state. Raises FeedMismatch, naming what differs, where [0, position) would not be the same."""
+        if state.get("format") != FORMAT:
+            raise FeedMismatch(f"feed state of format {state.get('format')!r}; this version reads format {FORMAT}")
+        position, stored = state.get("position"), state.get("fingerprint")
+        if not isinstance(position, int) or position < 0 or not isinstance(stored, dict):
+            raise FeedMismatch(f"feed state is not one of ours: position {position!r}")
+        differing = [
+            f"{key}: saved {stored.get(key)!r}, now {self._fingerprint.get(key)!r}"
+            for key in sorted(stored.keys() | self._fingerprint.keys())
+            if stored.get(key) != self._fingerprint.get(key)
+        ]
+        # Before the first sample nothing has been consumed that could differ.
+        if position > 0 and differing:
+            raise FeedMismatch(
+                f"{position} samples were consumed from other data: " + "; ".join(differing) + ". "
+                "Resume with the corpus and settings of the saved run, or start a new run"
+            )
+        self.position = position
+
+
+def numpy_feed(corpus: LocalCorpus, spec: FeedSpec) -> Feed[Arrays]:
+    """A feed of numpy batches; torch is not imported."""
+    return Feed(corpus, spec, ToNumpy)
+
+
+def tensor_feed(corpus: LocalCorpus, spec: FeedSpec, device: str = "cpu") -> Feed[dict[str, torch.Tensor]]:
+    """A feed of torch batches on `device`: "cpu", "cuda" or "cuda:N"."""
+    import torch
+
+    where = torch.device(device)
+    if where.type == "cuda":
+        return Feed(corpus, spec, lambda: ToCuda(where, SLOTS))
+    return Feed(corpus, spec, ToHost)

@@ -1,0 +1,47 @@
+"""`python -m trainer run.toml [--optim.lr 3e-4 …] [--resume latest|N|none]`"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from trainer.config import RunConfig, checked, load
+from trainer.entry import guarded
+from trainer.resume import Resume
+from trainer.run import run
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Train a model: begin a run, or go on with it from its latest version."""
+
+    file: tyro.conf.Positional[Path]
+    """The run's configuration, TOML; every key of it can be overridden, as --section.key VALUE."""
+    config: Annotated[RunConfig, tyro.conf.arg(name="")]
+    resume: str = "latest"
+    """latest: from the newest version, or a new run where there is none. N: from version N. none: from the beginning."""
+    allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
+    """A key (section.key) that may differ from the version's although the run is then not the one interrupted. Repeatable."""
+    allow_older: bool = False
+    """Go on from the newest version that verifies, where the newest one is damaged."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = list(sys.argv[1:] if argv is None else argv)
+    # The file comes first and is read before the rest is parsed: its values are the defaults of the overrides.
+    defaults = load(Path(args[0])) if args and not args[0].startswith("-") else tyro.MISSING
+    arguments = tyro.cli(Arguments, args=args, default=Arguments(file=tyro.MISSING, config=defaults), prog="python -m trainer")
+    config = checked(arguments.config.model_dump(exclude_unset=False), "command line")
+    resume = Resume.parse(arguments.resume, arguments.allow_change, arguments.allow_older)
+    run(config, resume, Console())
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(guarded(main))

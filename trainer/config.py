@@ -1,0 +1,171 @@
+"""`run.toml`: one file, typed sections, unknown keys refused with the nearest name."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Literal, get_args
+
+import tomli_w
+from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from pipeline import JSON
+from trainer.errors import ConfigError
+from trainer.freeze import FreezeConfig
+from trainer.model import ModelConfig
+from trainer.optim import OptimConfig
+from trainer.section import FREE, Free, Section
+
+
+
+class RunSection(Section):
+    """[run]: the run as a whole."""
+
+    dir: Annotated[Path, FREE]
+    """The run's folder: its versions, metrics, logs and resolved configuration."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    threads: Annotated[int, FREE] = Field(default=0, ge=0)
+    """CPU threads of torch; 0 leaves torch's choice. Sums depend on it: a resume under another number warns."""
+    device: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
+
+
+class DataConfig(Section):
+    """[data]: which corpus, cut how."""
+
+    corpus: Annotated[Path, FREE]
+    """A folder written by tools.pack. It may move; its content is compared by digest."""
+    seq_len: int = Field(default=1024, ge=2)
+
+
+class TrainConfig(Section):
+    """[train]: how much. ranks x micro_batch x accumulation must make up global_batch."""
+
+    steps: Annotated[int, FREE] = Field(ge=1)
+    """Optimizer steps in all, those before a resume included."""
+    global_batch: int = Field(ge=1)
+    """Samples of one optimizer step, over all ranks."""
+    micro_batch: int = Field(ge=1)
+    """Samples of one forward pass on one rank. Another value gives the same batches, and losses equal to rounding."""
+
+
+class CheckpointConfig(Section):
+    """[checkpoint]: how often a version is taken. The end of a run always takes one."""
+
+    every_steps: Annotated[int, FREE] = Field(default=100, ge=1)
+
+
+class LogConfig(Section):
+    """[log]: what is said while training. metrics.jsonl has every step."""
+
+    every_steps: Annotated[int, FREE] = Field(default=10, ge=1)
+    """Steps between console lines."""
+    sample_ids: Annotated[bool, FREE] = False
+    """Write the ids of every step's samples into metrics.jsonl."""
+
+
+class RunConfig(Section):
+    run: RunSection
+    data: DataConfig
+    model: ModelConfig = ModelConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig
+    freeze: FreezeConfig = FreezeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    log: LogConfig = LogConfig()
+
+    @model_validator(mode="after")
+    def _batches_divide(self) -> RunConfig:
+        self.accumulation(world_size=1)
+        return self
+
+    def accumulation(self, world_size: int) -> int:
+        """Micro batches per step and rank. Raises ValueError where they do not make up the global batch."""
+        chunk = world_size * self.train.micro_batch
+        if self.train.global_batch % chunk:
+            below = self.train.global_batch // chunk * chunk
+            near = f"{below} or {below + chunk}" if below else f"{chunk}"
+            raise ValueError(
+                f"train.global_batch {self.train.global_batch} is no multiple of ranks x micro_batch = "
+                f"{world_size} x {self.train.micro_batch}; the nearest that is: {near}"
+            )
+        return self.train.global_batch // chunk
+
+    def resolved(self, saved: Mapping[str, JSON] | None) -> RunConfig:
+        """With what depends on another key filled in, as it is written to the run's folder.
+
+        `saved` is the configuration of the version that the run goes on from: a default resolved then stays, so
+        that a run that is prolonged does not bend the schedule of the steps already taken.
+        """
+        if self.optim.decay_steps is not None:
+            return self
+        before = (saved or {}).get("optim")
+        held = before.get("decay_steps") if isinstance(before, dict) else None
+        steps = held if isinstance(held, int) else self.train.steps
+        return self.model_copy(update={"optim": self.optim.model_copy(update={"decay_steps": steps})})
+
+    def plain(self) -> dict[str, dict[str, JSON]]:
+        """As JSON-able data, section by section."""
+        data: dict[str, dict[str, JSON]] = self.model_dump(mode="json")
+        return data
+
+
+def load(file: Path) -> RunConfig:
+    """The configuration in `file`. Raises ConfigError naming the file and every wrong key."""
+    try:
+        text = file.read_text("utf-8")
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file}: no such file; expected a TOML configuration like examples/run.toml") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: cannot be read as a configuration: {error}") from error
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{file}: not valid TOML: {error}") from error
+    return checked(data, str(file))
+
+
+def checked(data: Mapping[str, object], source: str) -> RunConfig:
+    """`data` as a RunConfig. Raises ConfigError, naming `source`, every wrong key and the nearest right one."""
+    try:
+        return RunConfig.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join([f"{source}:", *(f"  {_said(e)}" for e in error.errors())])) from error
+
+
+def to_toml(config: RunConfig) -> str:
+    sections = {name: {k: v for k, v in section.items() if v is not None} for name, section in config.plain().items()}
+    return tomli_w.dumps(sections)
+
+
+def keys(config: RunConfig) -> Iterator[tuple[str, JSON, bool]]:
+    """Every key with its value and whether the weights depend on it."""
+    for section, values in config.plain().items():
+        fields = type(getattr(config, section)).model_fields
+        for key, value in values.items():
+            yield f"{section}.{key}", value, not any(isinstance(m, Free) for m in fields[key].metadata)
+
+
+def _said(error: ErrorDetails) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] == "extra_forbidden":
+        known = _fields_at(error["loc"][:-1])
+        close = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {close[0]!r}?" if close else f"known keys: {', '.join(known)}"
+        return f"{name}: no such key; {hint}"
+    if error["type"] == "missing":
+        return f"{name}: missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{name}: {message}, got {error['input']!r}" if name and error["type"] != "value_error" else message
+
+
+def _fields_at(path: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = RunConfig
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        for candidate in (annotation, *get_args(annotation)):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                model = candidate
+    return list(model.model_fields)

@@ -1,0 +1,72 @@
+"""The rules of a resume: which version, and what may have changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pipeline import JSON
+from trainer.config import RunConfig, keys
+from trainer.errors import ChangedConfig, ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where to begin: "latest" (a new run where there is no version yet), "none", or a version's number."""
+
+    version: int | None
+    fresh: bool
+    allow_change: Sequence[str] = ()
+    allow_older: bool = False
+
+    @classmethod
+    def parse(cls, text: str, allow_change: Sequence[str] = (), allow_older: bool = False) -> Resume:
+        if text in ("latest", "none"):
+            return cls(None, text == "none", allow_change, allow_older)
+        if text.isdecimal() and int(text) >= 1:
+            return cls(int(text), False, allow_change, allow_older)
+        raise ConfigError(f"--resume {text!r}: expected latest, none or a version's number (1, 2, …)")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A key that differs between a version's configuration and this one."""
+
+    key: str
+    saved: JSON
+    now: JSON
+    exact: bool
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.saved!r} in the version, {self.now!r} now"
+
+
+def changes(saved: Mapping[str, JSON], now: RunConfig) -> list[Change]:
+    """Every key that differs, in the order of the configuration; a key that `saved` lacks counts as None."""
+    found = []
+    for key, value, exact in keys(now):
+        section, _, name = key.partition(".")
+        held = saved.get(section)
+        before = held.get(name) if isinstance(held, dict) else None
+        if before != value:
+            found.append(Change(key, before, value, exact))
+    return found
+
+
+def refuse_inexact(found: Sequence[Change], allowed: Sequence[str]) -> None:
+    """Raise ChangedConfig where a changed key would make the run other than the uninterrupted one, unless allowed."""
+    known = {change.key for change in found}
+    for key in allowed:
+        if key not in known:
+            raise ConfigError(
+                f"--allow-change {key}: this key has not changed"
+                + (f"; changed: {', '.join(sorted(known))}" if known else "")
+            )
+    refused = [change for change in found if change.exact and change.key not in allowed]
+    if refused:
+        raise ChangedConfig(
+            "the configuration changed since the version; the resumed run would not be the run that was interrupted:\n"
+            + "\n".join(f"  {change}" for change in refused)
+            + "\nRestore the values, begin another run in another run.dir, or accept it with "
+            + " ".join(f"--allow-change {change.key}" for change in refused)
+        )
