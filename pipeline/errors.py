@@ -1,14 +1,15 @@
 """The exceptions of the engine.
 
 ```
-PipelineError          the engine cannot go on: read after close(), or a fault of the engine itself
-└── StageFailed        a source or a map raised: which stage, at which item, from where; its __cause__ is the original
+PipelineError        the engine cannot go on: read after close(), or a fault of the engine itself
+└── StageFailed      a source or a map raised: which stage, at which item, from where; chained to it
 
-AbandonedThread        (a RuntimeWarning) close() gave up waiting for a function that did not return
+AbandonedThread      (a RuntimeWarning) close() gave up waiting for a function that did not return
 ```
 
-`exit_code` is what a command ends with (2 the user's mistake, 1 a failure). `StageFailed` takes it over from its cause, so
-that a broken input that a stage reports as the user's mistake is still one after it has crossed the engine.
+`exit_code` is what a command ends with (2 the user's mistake, 1 a failure). `StageFailed` takes it over from
+its cause, so that a broken input that a stage reports as the user's mistake is still one after it has crossed
+the engine.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class PipelineError(Exception):
     exit_code: int = 1
 
 
-class StageFailed(PipelineError):
+class StageFailed(PipelineError):  # noqa: N818 - it says what happened
     """A stage's function or source raised; `__cause__` is what it raised, with its traceback.
 
     Items before `index` have been delivered when this is raised.
@@ -65,7 +66,8 @@ class StageFailed(PipelineError):
 class AbandonedThread(RuntimeWarning):
     """`close()` left a thread behind that was still inside a stage's function.
 
-    A thread cannot be killed. It is a daemon, so it does not keep the interpreter alive, and what it returns is dropped.
+    A thread cannot be killed. It is a daemon, so it does not keep the interpreter alive, and what it returns
+    is dropped.
     """
 
 

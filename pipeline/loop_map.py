@@ -53,7 +53,7 @@ class LoopMap:
             if task_is_stopped():
                 if isinstance(error, asyncio.CancelledError):
                     raise
-                raise failure from error  # from the function's own cleaning up: nobody takes from the window now
+                raise failure from error  # while cleaning up: nobody takes from the window any more
             self._ended = True
             self._out.fill(slot, End(failure))
         else:

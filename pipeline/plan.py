@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Generic, Literal, TypeAlias, TypeVar, cast, overload
 
 from .protocols import Source
 
@@ -15,8 +15,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 Place: TypeAlias = Literal["loop", "thread"]
 
-AHEAD = 8
-"""Items that a stage may hold by default: a hop between threads costs tens of µs and is shared by half of them."""
+AHEAD = 16
+"""Items that a stage holds at most by default: half of them share a hop between threads (tens of µs)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,8 @@ class Plan(Generic[T_co]):
     __slots__ = ("_mappings", "_reading")
 
     def __init__(self, source: Source[T_co], *, name: str = "source", ahead: int = AHEAD) -> None:
-        """Begin with `source`, of which up to `ahead` items wait for the next stage. ValueError: `ahead` < 1."""
+        """Begin with `source`; up to `ahead` of its items wait for the next stage. ValueError: `ahead` <
+        1."""
         self._reading = Reading(name, source, ahead)
         self._mappings: tuple[Mapping, ...] = ()
 
@@ -87,9 +88,31 @@ class Plan(Generic[T_co]):
         """Every stage's name, in order."""
         return (self._reading.name, *(mapping.name for mapping in self._mappings))
 
+    @overload
     def map(
         self,
-        function: Callable[[T_co], Awaitable[B]] | Callable[[T_co], B],
+        function: Callable[[T_co], Awaitable[B]],
+        *,
+        width: int = ...,
+        on: Place | None = ...,
+        name: str | None = ...,
+        ahead: int | None = ...,
+    ) -> Plan[B]: ...
+
+    @overload
+    def map(
+        self,
+        function: Callable[[T_co], B | Awaitable[B]],
+        *,
+        width: int = ...,
+        on: Place | None = ...,
+        name: str | None = ...,
+        ahead: int | None = ...,
+    ) -> Plan[B]: ...
+
+    def map(
+        self,
+        function: Callable[[T_co], B | Awaitable[B]],
         *,
         width: int = 1,
         on: Place | None = None,
@@ -98,12 +121,14 @@ class Plan(Generic[T_co]):
     ) -> Plan[B]:
         """Call `function` on each value, up to `width` calls at a time; results keep the order of the inputs.
 
-        `on`: "loop" or "thread"; by default an async def runs on the loop and a def in threads. A def may be put on the
-        loop too, where it saves the hop to a thread: only if it takes microseconds, since everything else waits.
-        `name`: by default the function's. `ahead`: how many items the stage holds at most, running calls and results
-        that wait for the next stage together; by default 8, or twice the width where that is more.
+        `on`: "loop" or "thread"; by default an async def runs on the loop and a def in threads. A def may be
+        put on the loop too, where it saves the hop to a thread: only if it takes microseconds, since
+        everything else waits. `name`: by default the function's. `ahead`: how many items the stage holds at
+        most, running calls and results that wait for the next stage together; by default 16, or twice the
+        width where that is more.
 
-        ValueError: `width` or `ahead` < 1, `ahead` < `width`, a name that the plan has already, an async def in threads.
+        ValueError: `width` or `ahead` < 1, `ahead` < `width`, a name that the plan has already, an async def
+        in threads.
         """
         erased = cast("Callable[[object], object]", function)  # the signature above holds the stages together
         mapping = Mapping(
@@ -138,7 +163,8 @@ class Plan(Generic[T_co]):
 
 
 def is_coroutine_function(function: object) -> bool:
-    """Whether calling `function` gives a coroutine: an async def, a partial of one, an object with an async __call__."""
+    """Whether calling it gives a coroutine: an async def, a partial of one, an object with an async
+    __call__."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 

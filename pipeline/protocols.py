@@ -15,15 +15,15 @@ B_co = TypeVar("B_co", covariant=True)
 class Source(Protocol[T_co]):
     """Where items come from: asynchronous iteration from a state.
 
-    The items that follow must depend on the source and on `at` alone: whoever reads from an item's `resume` gets exactly
-    the items that came after it.
+    The items that follow must depend on the source and on `at` alone: whoever reads from an item's `resume`
+    gets exactly the items that came after it.
     """
 
     def read(self, at: State | None) -> AsyncIterator[Item[T_co]]:
         """Iterate from `at`, an item's `resume`; None is the beginning.
 
-        An iterator with an `aclose` (each async generator has one) is closed on the loop that ran it, whatever happens, so
-        files opened in it may be closed by a `with` around its `yield`.
+        An iterator with an `aclose` (each async generator has one) is closed on the loop that ran it,
+        whatever happens, so files opened in it may be closed by a `with` around its `yield`.
         """
         ...
 

@@ -48,7 +48,7 @@ class Reader:
             if task_is_stopped():
                 if isinstance(error, asyncio.CancelledError):
                     raise
-                raise self._failure(error) from error  # from closing the source: nobody takes from the window now
+                raise self._failure(error) from error  # while closing: nobody takes any more
             self._out.fill(slot, End(self._failure(error)))
         else:
             self._out.fill(slot, End())

@@ -42,8 +42,9 @@ def start(plan: Plan[T], *, at: State | None = None) -> Running[T]:
 class Running(Iterator[Item[T]], Generic[T]):
     """An iterator over the items of a started plan, for one consumer thread.
 
-    Raises `StageFailed` in the place of the item that could not be made. Leaving the `with` block for any reason, or
-    `close()`, ends every task and thread. One that is never closed is closed when it is collected or the interpreter exits.
+    Raises `StageFailed` in the place of the item that could not be made. Leaving the `with` block for any
+    reason, or `close()`, ends every task and thread. One that is never closed is closed when it is collected
+    or the interpreter exits.
     """
 
     def __init__(self, engine: _Engine) -> None:
@@ -82,19 +83,19 @@ class Running(Iterator[Item[T]], Generic[T]):
     def close(self) -> None:
         """End every task and thread; safe to call twice, and from another thread than the consumer's.
 
-        Sources are closed. A function that is still running after a second is left behind in its daemon thread, with an
-        `AbandonedThread` warning. Raises `StageFailed` where closing a source failed.
+        Sources are closed. A function that is still running after a second is left behind in its daemon
+        thread, with an `AbandonedThread` warning. Raises `StageFailed` where closing a source failed.
         """
         if not self._unclosed.alive:
             return
         self._unclosed.detach()
-        self._outlet.abort(PipelineError("read after close(): start the plan again from the last item's resume"))
+        self._outlet.abort(PipelineError("read after close(): start again at the last item's resume"))
         self._engine.stop()
         self._engine.join(GRACE_S)
 
 
 class _Engine:
-    """Stages, windows and threads of one started plan. Holds nothing of the consumer, which may be collected."""
+    """Stages, windows and threads of one started plan. Holds nothing of the consumer's."""
 
     def __init__(self, plan: Plan[object], at: State | None) -> None:
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
@@ -126,8 +127,8 @@ class _Engine:
             thread.join(max(0.0, deadline - time.monotonic()))
         if running := [thread.name for thread in others if thread.is_alive()]:
             warnings.warn(
-                f"the pipeline was closed, but these threads are still inside a stage's function and are left "
-                f"behind: {', '.join(running)}",
+                f"the pipeline is closed, but threads still inside a stage's function are left behind: "
+                f"{', '.join(running)}",
                 AbandonedThread,
                 stacklevel=3,
             )

@@ -1,4 +1,4 @@
-"""A map in threads: one task on the loop admits inputs in order, `width` threads call and fill the window themselves."""
+"""A map in threads: one task admits inputs in order, `width` threads call and fill the window themselves."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _Call: TypeAlias = tuple[int, Slot, Item[object]]
 class ThreadMap:
     """Runs a `Mapping` whose place is threads.
 
-    The threads are daemons of our own, not an executor's: an executor costs a hundred µs a call, and its threads keep the
-    interpreter from exiting.
+    The threads are daemons of our own, not an executor's: an executor costs a hundred µs a call, and its
+    threads keep the interpreter from exiting.
     """
 
     def __init__(self, spec: Mapping, source: LoopWindow, out: Window) -> None:
@@ -30,7 +30,8 @@ class ThreadMap:
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._stopped = False
         self.threads = tuple(
-            Thread(target=self._work, name=f"{spec.name}-{number}", daemon=True) for number in range(spec.width)
+            Thread(target=self._work, name=f"{spec.name}-{number}", daemon=True)
+            for number in range(spec.width)
         )
         """Named after the stage; started and joined by the engine."""
 

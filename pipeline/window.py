@@ -1,15 +1,15 @@
 """The hand-off between two stages: an ordered window of slots.
 
-A stage *reserves* a slot in its output window before it takes the input that will fill it, and *fills* it when the result is
-there, in any order and from any thread. The next stage *takes* the oldest slot once it is filled. So order costs nothing,
-and a window of `ahead` slots bounds running calls and waiting results together.
+A stage *reserves* a slot in its output window before it takes the input that will fill it, and *fills* it
+when the result is there, in any order and from any thread. The next stage *takes* the oldest slot once it is
+filled. So order costs nothing, and a window of `ahead` slots bounds running calls and waiting results at once.
 
-There is no per-item wake-up: a side that waits is woken once and then finds all that has come together in the meantime.
-That is what keeps a hop cheap, with µs between items on the loop and tens of µs between threads.
+There is no per-item wake-up: a side that waits is woken once and then finds all that has come together in the
+meantime. That is what keeps a hop cheap, with µs between items on the loop and tens of µs between threads.
 
-Each window has one reserving task and one taker. The flags that tell one side that the other waits are read without a lock:
-either side first publishes (fills a slot, removes a slot) and then reads the other's flag, while a side that goes to wait first
-raises its flag and then looks again; one of the two always sees the other.
+Each window has one reserving task and one taker. The flags that tell one side that the other waits are read
+without a lock: a side first publishes (fills or removes a slot) and then reads the other's flag, while a side
+that goes to wait first raises its flag and then looks again; so one of the two always sees the other.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class LoopWindow(Window):
         if threading.get_ident() == self._loop_thread:
             self._wake_for_head()
         else:
-            self._taker_waits = False  # or each thread that sees the flag until the loop has run posts once more
+            self._taker_waits = False  # or each thread would post until the loop has run
             self._post(self._wake_for_head)
 
     def _wake_for_head(self) -> None:
@@ -145,8 +145,8 @@ class LoopWindow(Window):
 class Outlet(Window):
     """The last window: its taker is the consumer, in a thread of its own.
 
-    The reserving side is woken only when slots have come free in number, but never so late that fewer than `busy`
-    slots are left: that many calls can be running.
+    The reserving side is woken only when slots have come free in number, but never so late that fewer than
+    `busy` slots are left: that many calls can be running.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, ahead: int, busy: int) -> None:
