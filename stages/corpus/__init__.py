@@ -1,0 +1,31 @@
+"""The corpus store: documents as runs of token ids.
+
+    documents ─► claimed ─► ArrowWriter ─► corpus.json ─► open_corpus ─► CorpusReader ─► gather, read, view
+                 the folder                the commit                    Spans: which runs, and where to
+
+Documents, not fixed rows: packing for any sequence length is an index over `bounds`, and nothing is tokenised
+again when that length changes.
+"""
+
+from stages.corpus.arrow import ArrowCorpus, open_corpus
+from stages.corpus.arrow_writer import ArrowWriter, Written
+from stages.corpus.meta import CorpusMeta, SpecialToken, TokenizerMeta
+from stages.corpus.output import Output, claimed
+from stages.corpus.reader import CorpusReader, LocalCorpus, Tokens
+from stages.corpus.spans import Spans
+
+__all__ = [
+    "ArrowCorpus",
+    "ArrowWriter",
+    "CorpusMeta",
+    "CorpusReader",
+    "LocalCorpus",
+    "Output",
+    "Spans",
+    "SpecialToken",
+    "TokenizerMeta",
+    "Tokens",
+    "Written",
+    "claimed",
+    "open_corpus",
+]

@@ -1,0 +1,332 @@
+"""The arrow store, reading: Arrow IPC files, mapped into memory.
+
+A shard is mapped whole and seen as one array of tokens. Each record batch's values lie somewhere in it,
+contiguous:
+
+    shard file   | header | offsets | values of batch 0 ...... | offsets | values of batch 1 ...... | footer |
+    token address                     first[0]                            first[1]
+    position     = token address + shift[batch]
+
+so a run of tokens within a batch is one slice, whatever documents it goes over, and many runs of one length
+are one fancy index over all the overlapping windows of the shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from blake3 import blake3
+from numpy.lib.stride_tricks import as_strided
+from numpy.typing import NDArray
+
+from stages.corpus.arrow_layout import BOUND, LENGTH, TOKENS, tokens_type
+from stages.corpus.digest import ContentDigest
+from stages.corpus.meta import CorpusMeta, Dtype, FileMeta, ShardMeta, read_meta
+from stages.corpus.reader import Tokens
+from stages.corpus.spans import Spans
+from stages.errors import CorpusClosed, CorpusDamaged, SpanError
+from stages.storage import file_sha256
+
+WINDOW_TOKENS = 1 << 15
+"""Up to this length runs are taken by one fancy index; longer ones cost more in copying twice than in
+calls."""
+WINDOW_BYTES = 256 << 10
+"""What one fancy index takes at once: its intermediate copy stays in the cache."""
+FEW_RUNS = 32
+"""Up to this many runs, a loop over them costs less than the dozen array operations that would replace it."""
+
+
+def open_corpus(path: Path | str) -> ArrowCorpus:
+    """Open a finished corpus, whatever its size in a few ms. The caller closes it, or uses it as a context
+    manager.
+
+    Sizes are compared with corpus.json; checksums are compared by `verify()`. Raises CorpusNotFound,
+    CorpusUnsupported, CorpusDamaged.
+    """
+    return ArrowCorpus(Path(path))
+
+
+_Column: TypeAlias = "pa.Array[pa.Scalar[pa.DataType]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batches:
+    """Record batches of all shards, in order; arrays of shape (batches,), `first` with the corpus's end in
+    addition."""
+
+    first: NDArray[np.int64]
+    shift: NDArray[np.int64]
+    shard: NDArray[np.int64]
+
+
+class ArrowCorpus:
+    """See LocalCorpus."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._meta = read_meta(folder)
+        for file in self._meta.files():
+            _check_size(folder, file)
+        bounds = _index(folder, self._meta.bounds, BOUND, pa.int64(), self._meta.documents + 1)
+        lengths = _index(folder, self._meta.lengths, LENGTH, pa.uint32(), self._meta.documents)
+        self._bounds: NDArray[np.int64] = bounds.to_numpy(zero_copy_only=True)
+        self._lengths: NDArray[np.uint32] = lengths.to_numpy(zero_copy_only=True)
+        self._shards, self._batches = self._open_shards()
+        self._firsts: list[int] = self._batches.first.tolist()
+        self._closed = False
+
+    @property
+    def meta(self) -> CorpusMeta:
+        return self._meta
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        return self._bounds
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        return self._lengths
+
+    def __len__(self) -> int:
+        return self._meta.documents
+
+    def gather(self, spans: Spans, out: NDArray[np.int64]) -> None:
+        shards = self._open()
+        if out.dtype != np.int64 or out.ndim != 1:
+            raise SpanError(f"the buffer must be flat and of int64, got {out.dtype} of shape {out.shape}")
+        if len(spans) <= FEW_RUNS:
+            self._gather_each(shards, spans, out)
+            return
+        self._check(int((spans.start + spans.length).max()), int((spans.at + spans.length).max()), out.size)
+        batch = self._batches.first.searchsorted(spans.start, side="right") - 1
+        # An address at the corpus's end belongs to no batch: only an empty run may begin there.
+        batch.clip(0, len(self._batches.shift) - 1, out=batch)
+        if (spans.start + spans.length > self._batches.first[batch + 1]).any():
+            self._gather_each(shards, spans, out)
+            return
+        position = spans.start + self._batches.shift[batch]
+        shard = self._batches.shard[batch]
+        if not _gather_windows(shards, spans, position, shard, out):
+            for s, p, length, at in zip(
+                shard.tolist(), position.tolist(), spans.length.tolist(), spans.at.tolist(), strict=True
+            ):
+                out[at : at + length] = shards[s][p : p + length]
+
+    async def read(self, spans: Spans, out: NDArray[np.int64]) -> None:
+        # Not on the loop: a page that is not in memory would stop every other task until the disk has
+        # answered.
+        await asyncio.to_thread(self.gather, spans, out)
+
+    def view(self, doc: int, start: int, stop: int) -> Tokens:
+        shards = self._open()
+        if not 0 <= doc < len(self):
+            raise SpanError(f"{self._folder}: document {doc} of {len(self)}")
+        length = int(self._lengths[doc])
+        if not 0 <= start <= stop <= length:
+            raise SpanError(f"{self._folder}: tokens [{start}, {stop}) of document {doc}, which has {length}")
+        first = int(self._bounds[doc])
+        batch = min(bisect_right(self._firsts, first), len(self._batches.shift)) - 1
+        position = first + int(self._batches.shift[batch])
+        return shards[int(self._batches.shard[batch])][position + start : position + stop]
+
+    def verify(self) -> None:
+        shards = self._open()
+        for file in self._meta.files():
+            found = blake3(max_threads=blake3.AUTO).update_mmap(self._folder / file.name).hexdigest()
+            if found != file.blake3:
+                raise CorpusDamaged(
+                    f"{self._folder / file.name}: its bytes have changed: blake3 is {found}, "
+                    f"corpus.json says {file.blake3}; restore the file or pack again"
+                )
+        tokenizer = self._meta.tokenizer
+        if (sha256 := file_sha256(self._folder / tokenizer.name)) != tokenizer.sha256:
+            raise CorpusDamaged(
+                f"{self._folder / tokenizer.name}: sha256 is {sha256}, corpus.json says {tokenizer.sha256}; "
+                "put back the tokenizer that the corpus was packed with"
+            )
+        self._verify_content(shards)
+
+    def close(self) -> None:
+        # Views that callers still hold keep their maps alive: nothing dangles.
+        self._closed = True
+        self._shards = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _open_shards(self) -> tuple[tuple[Tokens, ...], _Batches]:
+        shards: list[Tokens] = []
+        shift: list[int] = []
+        index: list[int] = []
+        first = [0]
+        documents = 0
+        for number, shard in enumerate(self._meta.shards):
+            tokens, batches = _map_shard(self._folder, shard, self._meta.dtype)
+            shards.append(tokens)
+            for rows, offset, count in batches:
+                shift.append(offset - first[-1])
+                index.append(number)
+                first.append(first[-1] + count)
+                documents += rows
+                if int(self._bounds[documents]) != first[-1]:
+                    raise CorpusDamaged(
+                        f"{self._folder / shard.file.name}: document {documents} begins at token "
+                        f"{first[-1]}, {self._meta.bounds.name} says {int(self._bounds[documents])}; pack again"
+                    )
+        return tuple(shards), _Batches(*(np.array(part, dtype=np.int64) for part in (first, shift, index)))
+
+    def _open(self) -> tuple[Tokens, ...]:
+        """The shards. Held by the caller, they outlive a close() in another thread."""
+        if self._closed:
+            raise CorpusClosed(f"{self._folder}: the corpus is closed")
+        return self._shards
+
+    def _check(self, stop: int, place: int, size: int) -> None:
+        if stop > self._meta.tokens:
+            raise SpanError(f"{self._folder}: a run ends at token {stop}, the corpus has {self._meta.tokens}")
+        if place > size:
+            raise SpanError(f"a run ends at {place} in a buffer of {size}")
+
+    def _gather_each(self, shards: tuple[Tokens, ...], spans: Spans, out: NDArray[np.int64]) -> None:
+        """Any runs, one by one, cut where record batches meet."""
+        firsts, shifts, shard = self._firsts, self._batches.shift, self._batches.shard
+        for start, length, at in zip(
+            spans.start.tolist(), spans.length.tolist(), spans.at.tolist(), strict=True
+        ):
+            address, place, stop = start, at, start + length
+            self._check(stop, at + length, out.size)
+            batch = bisect_right(firsts, start) - 1
+            while address < stop:
+                end = min(stop, firsts[batch + 1])
+                shift = int(shifts[batch])
+                out[place : place + end - address] = shards[int(shard[batch])][address + shift : end + shift]
+                place, address, batch = place + end - address, end, batch + 1
+
+    def _verify_content(self, shards: tuple[Tokens, ...]) -> None:
+        digest = ContentDigest(self._meta.dtype)
+        if not np.array_equal(np.diff(self._bounds), self._lengths) or self._bounds[0] != 0:
+            raise CorpusDamaged(
+                f"{self._folder}: {self._meta.bounds.name} and {self._meta.lengths.name} disagree"
+            )
+        for batch, shift in enumerate(self._batches.shift.tolist()):
+            tokens = shards[int(self._batches.shard[batch])]
+            digest.tokens(tokens[self._firsts[batch] + shift : self._firsts[batch + 1] + shift])
+        digest.lengths(self._lengths)
+        if (found := digest.hexdigest()) != self._meta.digest:
+            raise CorpusDamaged(
+                f"{self._folder}: the content digest is {found}, "
+                f"corpus.json says {self._meta.digest}; pack again"
+            )
+
+
+def _gather_windows(
+    shards: tuple[Tokens, ...],
+    spans: Spans,
+    position: NDArray[np.int64],
+    shard: NDArray[np.int64],
+    out: NDArray[np.int64],
+) -> bool:
+    """Take the runs by fancy index if they are many, of one length, of one shard and end to end in `out`."""
+    runs, length = len(spans), int(spans.length[0])
+    if not 0 < length <= WINDOW_TOKENS:
+        return False
+    number, at = int(shard[0]), int(spans.at[0])
+    if (spans.length != length).any() or (shard != number).any():
+        return False
+    if (np.diff(spans.at) != length).any():
+        return False
+    tokens = shards[number]
+    step = tokens.itemsize
+    windows = as_strided(
+        tokens, shape=(tokens.size - length + 1, length), strides=(step, step), writeable=False
+    )
+    rows = out[at : at + runs * length].reshape(runs, length)
+    at_once = max(1, WINDOW_BYTES // (length * step))
+    for row in range(0, runs, at_once):
+        rows[row : row + at_once] = windows[position[row : row + at_once]]
+    return True
+
+
+def _check_size(folder: Path, file: FileMeta) -> None:
+    path = folder / file.name
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise CorpusDamaged(
+            f"{path}: cannot be read ({error.strerror}), but corpus.json names it; "
+            "restore the file or pack again"
+        ) from error
+    if found != file.bytes:
+        raise CorpusDamaged(
+            f"{path}: has {found} bytes, corpus.json says {file.bytes}; restore the file or pack again"
+        )
+
+
+def _map(path: Path) -> tuple[pa.Buffer, pa.ipc.RecordBatchFileReader]:
+    try:
+        with pa.memory_map(str(path)) as file:
+            buffer = file.read_buffer()
+        return buffer, pa.ipc.open_file(pa.BufferReader(buffer))
+    except (OSError, pa.ArrowInvalid) as error:
+        raise CorpusDamaged(f"{path}: is no Arrow file ({error}); restore the file or pack again") from error
+
+
+def _single_column(path: Path, reader: pa.ipc.RecordBatchFileReader, name: str, number: int) -> _Column:
+    try:
+        batch = reader.get_batch(number)
+        column = batch.column(name)
+    except (OSError, KeyError, pa.ArrowInvalid) as error:
+        raise CorpusDamaged(f"{path}: record batch {number} cannot be read ({error}); pack again") from error
+    if column.null_count or column.offset:
+        raise CorpusDamaged(f"{path}: column {name} has nulls or an offset; pack again")
+    return column
+
+
+def _index(folder: Path, file: FileMeta, name: str, type_: pa.DataType, rows: int) -> _Column:
+    """The one column of an index file, mapped."""
+    path = folder / file.name
+    _, reader = _map(path)
+    if reader.num_record_batches != 1:
+        raise CorpusDamaged(f"{path}: has {reader.num_record_batches} record batches, expected 1; pack again")
+    column = _single_column(path, reader, name, 0)
+    if column.type != type_ or len(column) != rows:
+        raise CorpusDamaged(
+            f"{path}: holds {len(column)} rows of {column.type}, expected {rows} of {type_}; pack again"
+        )
+    return column
+
+
+def _map_shard(folder: Path, shard: ShardMeta, dtype: Dtype) -> tuple[Tokens, list[tuple[int, int, int]]]:
+    """The whole file as one array of tokens, and of each record batch: documents, position in that array,
+    tokens."""
+    path = folder / shard.file.name
+    buffer, reader = _map(path)
+    width = np.dtype(dtype).itemsize
+    tokens: Tokens = np.frombuffer(memoryview(buffer), dtype=np.dtype(dtype), count=buffer.size // width)
+    batches = []
+    for number in range(reader.num_record_batches):
+        column = _single_column(path, reader, TOKENS, number)
+        if not isinstance(column, pa.LargeListArray) or column.type != tokens_type(dtype):
+            raise CorpusDamaged(f"{path}: holds {column.type}, corpus.json says {dtype}; pack again")
+        values = column.values.buffers()[1]
+        at = buffer.address if values is None else values.address
+        position, odd = divmod(at - buffer.address, width)
+        if odd:
+            raise CorpusDamaged(f"{path}: record batch {number} is not aligned to {dtype}; pack again")
+        batches.append((len(column), position, len(column.values)))
+    for what, expected, at in (("documents", shard.documents, 0), ("tokens", shard.tokens, 2)):
+        if (found := sum(batch[at] for batch in batches)) != expected:
+            raise CorpusDamaged(f"{path}: holds {found} {what}, corpus.json says {expected}; pack again")
+    return tokens, batches

@@ -1,0 +1,114 @@
+"""The folder that a corpus is written into: who may write there, what may lie there, and when it counts.
+
+claim ─► empty, or a killed writer's leftovers (removed) ─► packing.json ─► files … ─► corpus.json ─► done
+    ├──► a finished corpus: `existing`
+    └──► anything else: refused, untouched
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages.corpus.arrow_layout import BOUNDS_FILE, LENGTHS_FILE
+from stages.corpus.arrow_writer import SPOOLS
+from stages.corpus.meta import MARKER, NAME, CorpusMeta, read_meta
+from stages.errors import OutputTaken
+from stages.storage import locked, publish, sync_folder, writing
+
+TOKENIZER_FILE = "tokenizer.json"
+QUARANTINE_FILE = "quarantine.jsonl"
+
+_OURS = {BOUNDS_FILE, LENGTHS_FILE, TOKENIZER_FILE, QUARANTINE_FILE, f"{NAME}.draft", *SPOOLS}
+_SHARD = re.compile(r"tokens-\d{5,}\.arrow")
+
+
+class Output:
+    """A claimed folder. What `commit` has not made a corpus is removed when the claim ends."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.existing: CorpusMeta | None = None
+        """The finished corpus that lies there already; then nothing may be written."""
+        self._committed = False
+
+    def begin(self) -> None:
+        """Make the folder empty and mark it as one that is being written."""
+        marker = self.folder / MARKER
+        with writing(marker):
+            marker.touch()
+            for path in _leftovers(self.folder):
+                path.unlink()
+        sync_folder(self.folder)
+
+    def commit(self, meta: CorpusMeta) -> None:
+        """Let the corpus count. Its files must have been synced."""
+        sync_folder(self.folder)
+        publish(self.folder / NAME, meta.to_json())
+        self._committed = True
+        _unmark(self.folder)
+
+    def inspect(self) -> None:
+        names = sorted(entry.name for entry in self.folder.iterdir())
+        if NAME in names:
+            self.existing = read_meta(self.folder)
+            # A writer that was killed between the commit and its last step leaves the marker.
+            _unmark(self.folder)
+            return
+        foreign = [name for name in names if not (MARKER in names and (name == MARKER or _is_ours(name)))]
+        if foreign:
+            raise OutputTaken(
+                f"{self.folder}: holds {foreign[0]!r}{_more(foreign)}, which no pack has written; "
+                "choose an empty or a new folder for --out"
+            )
+
+    def clear(self) -> None:
+        """Remove what has not become a corpus."""
+        if self.existing is None and not self._committed and (self.folder / MARKER).exists():
+            for path in _leftovers(self.folder):
+                path.unlink()
+            # Last: as long as anything else is left, the folder is recognised as unfinished.
+            _unmark(self.folder)
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[Output]:
+    """Hold `folder`, made where it is missing, for this process alone.
+
+    Raises OutputBusy, OutputTaken, OutputError, and what read_meta raises about a corpus that lies there.
+    """
+    with writing(folder):
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder):
+        output = Output(folder)
+        with writing(folder):
+            output.inspect()
+        try:
+            yield output
+        finally:
+            with writing(folder):
+                output.clear()
+                if made and not any(folder.iterdir()):
+                    folder.rmdir()
+
+
+def _is_ours(name: str) -> bool:
+    return name in _OURS or _SHARD.fullmatch(name) is not None
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _is_ours(path.name))
+
+
+def _unmark(folder: Path) -> None:
+    marker = folder / MARKER
+    with writing(marker):
+        marker.unlink(missing_ok=True)
+    sync_folder(folder)
+
+
+def _more(names: list[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

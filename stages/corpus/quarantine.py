@@ -1,0 +1,56 @@
+"""Records that a corpus keeps aside: what they were, where they stood, and why they were not packed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections import Counter
+from pathlib import Path
+
+from stages.corpus.meta import FileMeta, QuarantineMeta
+from stages.inputs.record import Bad
+from stages.storage import DurableFile
+
+FILE_MODE = 0o600
+"""A record may be bad because something private has slipped into it."""
+
+
+class Quarantine:
+    """Writes one JSON line a record; the file appears with the first one. Raises OutputError, OutputFull."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: DurableFile | None = None
+        self._reasons: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return self._reasons.total()
+
+    def add(self, bad: Bad) -> None:
+        if self._file is None:
+            self._file = DurableFile(self._path, FILE_MODE)
+        self._file.write(_line(bad))
+        self._reasons[bad.reason] += 1
+
+    def finish(self) -> QuarantineMeta | None:
+        """Sync and close; None where there was nothing to keep."""
+        if self._file is None:
+            return None
+        with self._file as file:
+            pass
+        return QuarantineMeta(
+            file=FileMeta.of(file), records=len(self), reasons=dict(sorted(self._reasons.items()))
+        )
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _line(bad: Bad) -> bytes:
+    record = {"file": bad.file, "row": bad.row, "reason": bad.reason, "detail": bad.detail, "bytes": bad.size}
+    try:
+        record["record"] = bad.record.decode()
+    except UnicodeDecodeError:
+        record["record_base64"] = base64.b64encode(bad.record).decode()
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"

@@ -1,0 +1,23 @@
+"""Raw text, as files hold it.
+
+arguments ─► scan ─► Inputs ─► TextSource ─► Group (texts, bad records) ─► tokenise
+                      └──────► hashed, fingerprints ─► corpus.json
+"""
+
+from stages.inputs.record import Bad, FileDigest, Group, Reason
+from stages.inputs.scan import TEXT_GLOBS, InputFile, Inputs, scan
+from stages.inputs.source import RECORD_BYTES, ReadSpec, TextSource
+
+__all__ = [
+    "RECORD_BYTES",
+    "TEXT_GLOBS",
+    "Bad",
+    "FileDigest",
+    "Group",
+    "InputFile",
+    "Inputs",
+    "ReadSpec",
+    "Reason",
+    "TextSource",
+    "scan",
+]
