@@ -1,0 +1,240 @@
+"""The checkpointer: saves the parts of a run as versions, and restores them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, cast
+
+from checkpoint.capture import Captured, Pool, Walked, capture
+from checkpoint.compare import check_fit
+from checkpoint.disk import Disk
+from checkpoint.errors import NoVersion, StoreDamaged
+from checkpoint.incremental import Lineage, write_changes
+from checkpoint.loading import can_take, load_tensors
+from checkpoint.strict import JSON, mapping
+from checkpoint.tree import Part, Tree, from_json, plain_json, to_json
+from checkpoint.version import VersionInfo
+from checkpoint.writer import Writer
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What a restore did.
+
+    Attributes:
+        info: the header of the version that was restored.
+        plain: the plain data of every part of the version, of those not asked for too; without the tensors.
+        damaged: why a newer version was passed over; None if the version asked for was restored.
+    """
+
+    info: VersionInfo
+    plain: Mapping[str, JSON]
+    damaged: StoreDamaged | None = None
+
+
+class Checkpointer:
+    """A store of versions opened by the one process that writes it.
+
+        with Checkpointer("run/versions") as checkpointer:
+            if checkpointer.latest():
+                checkpointer.restore(None, parts)
+            …
+            checkpointer.save(step, parts, {"loss": loss})
+
+    `save` returns when everything is copied; finding what changed, writing and the commit happen in one thread behind. One save
+    is in flight at a time. Its failure is raised by the next `save`, `wait` or `close`; the store then holds what it held before,
+    and later saves work. Not to be used by two threads at once.
+
+    Args:
+        path: the store's folder, made if absent.
+        chunk_bytes: for a new store, what a tensor is cut into; an existing one must have it if it is given.
+        disk: the operations on files.
+
+    Raises:
+        StoreLocked, NoStore, UnknownFormat, StoreUnwritable, StoreFull, StoreFailed: as `Writer`.
+    """
+
+    def __init__(self, path: Path | str, chunk_bytes: int | None = None, *, disk: Disk | None = None) -> None:
+        self._writer = Writer(path, chunk_bytes=chunk_bytes, disk=disk)
+        self._pool = Pool()
+        self._lineage = Lineage()
+        self._thread = ThreadPoolExecutor(1, "checkpoint-save")
+        self._flight: Future[VersionInfo] | None = None
+        self._acknowledged: VersionInfo | None = None
+        self._closed = False
+
+    def save(
+        self,
+        step: int,
+        parts: Mapping[str, Part | Mapping[str, Tree]],
+        summary: Mapping[str, JSON] | None = None,
+    ) -> None:
+        """Copy the parts and begin to make a version of them; waits first for the save before.
+
+        Args:
+            step: the training step that they stand at.
+            parts: by name, objects with `state_dict()`, or trees.
+            summary: plain data that `list` shows without reading the rest.
+
+        Raises:
+            NotStorable: by path, what cannot be stored; nothing was copied.
+            StoreFull, StoreUnwritable, StoreFailed, Fenced: the save before failed; nothing was copied.
+        """
+        begun = time.perf_counter()
+        self.wait()
+        kept = mapping(to_json(dict(summary or {}), "summary", lambda name, value: None), "summary")
+        captured = capture(parts, self._pool)
+        info = VersionInfo(
+            version=self._writer.head + 1,
+            parent=self._lineage.parent,
+            step=step,
+            time=0.0,
+            new_bytes=0,
+            total_bytes=sum(tensor.spec.nbytes for tensor in captured.tensors),
+            blocked_s=time.perf_counter() - begun,
+            summary=mapping(plain_json(kept), "summary"),
+        )
+        self._flight = self._thread.submit(self._write, captured, info)
+
+    def wait(self) -> VersionInfo | None:
+        """Wait for the save in flight; the last version that is durable, or None if this process made none.
+
+        Raises:
+            StoreFull, StoreUnwritable, StoreFailed, Fenced: that save failed.
+        """
+        if self._flight is not None:
+            flight, self._flight = self._flight, None
+            self._acknowledged = flight.result()
+        return self._acknowledged
+
+    def latest(self) -> int | None:
+        """The head, by file name; None if there is no version."""
+        return self._writer.store.latest()
+
+    def restore(
+        self, version: int | None, parts: Mapping[str, Part], *, allow_older: bool = False
+    ) -> Restored:
+        """Load a version into live parts, and make it the parent of the next save.
+
+        All is compared before anything is changed. Then every tensor that a part's `state_dict()` gives is overwritten in
+        place, others are made, each chunk is verified, and `load_state_dict` is called with the tree.
+
+        Args:
+            version: its number; None for the latest.
+            parts: by name, the parts wanted; others of the version are only shown in `Restored.plain`.
+            allow_older: on damage, go on from the newest older version that is whole.
+
+        Raises:
+            NoVersion: there is none such.
+            WrongState: the version does not fit; every difference is listed; nothing was changed.
+            StoreDamaged: names version, tensor, pack and the last good version. The parts may have been overwritten in part.
+        """
+        self.wait()
+        wanted = self.latest() if version is None else version
+        if wanted is None:
+            raise NoVersion(f"{self._writer.store.path} has no versions yet")
+        try:
+            return self._restore(wanted, parts)
+        except StoreDamaged as damage:
+            good = self._writer.store.last_good(wanted)
+            named = StoreDamaged(
+                damage.found,
+                version=wanted,
+                tensor=damage.tensor,
+                pack=damage.pack,
+                last_good=good,
+                sought=True,
+            )
+            if good is None or not allow_older:
+                raise named from damage
+            return replace(self._restore(good, parts), damaged=named)
+
+    def close(self) -> None:
+        """Wait for the save in flight and let the store go. Raises what `wait` raises, after letting it go."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.wait()
+        finally:
+            self._thread.shutdown()
+            self._writer.close()
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except Exception as failure:
+            if error is None:
+                raise
+            error.add_note(f"and the last save failed: {failure}")
+
+    def _write(self, captured: Captured, info: VersionInfo) -> VersionInfo:
+        begun = time.perf_counter()
+        lineage = self._usable_lineage()
+        with self._writer.begin(lineage.parent) as save:
+            manifest, following = write_changes(
+                captured, lineage, save, self._writer.store.format.chunk_bytes
+            )
+            save.seal()
+            info = replace(
+                info,
+                parent=lineage.parent,
+                new_bytes=save.new_bytes,
+                written_s=time.perf_counter() - begun,
+            )
+            info = save.commit(info, manifest)
+        self._lineage = replace(following, parent=info.version)
+        return info
+
+    def _usable_lineage(self) -> Lineage:
+        """The lineage, or an empty one if packs that it relies on are gone."""
+        missing = self._writer.missing_packs(set(self._lineage.packs.values()))
+        return Lineage(self._lineage.parent) if missing else self._lineage
+
+    def _restore(self, version: int, parts: Mapping[str, Part]) -> Restored:
+        store = self._writer.store
+        info, manifest = store.read(version)
+        live = Walked(parts)
+        check_fit(version, manifest, parts, live)
+        leaves = {part: manifest.leaves(part) for part in parts}
+        targets: dict[int, list[torch.Tensor]] = {}
+        replaced: set[str] = set()
+        for names in leaves.values():
+            for name, index in names.items():
+                here = live.by_name.get(name)
+                found = targets.setdefault(index, [])
+                if here is None or not can_take(live.tensors[here], manifest.tensors[index].spec):
+                    replaced.add(name)
+                elif not any(live.tensors[here] is other for other in found):
+                    found.append(live.tensors[here])
+        loaded = load_tensors(store, version, manifest, list(targets), targets, fingerprints=True)
+        for name, part in parts.items():
+            part.load_state_dict(
+                cast(
+                    "dict[str, Tree]",
+                    from_json(
+                        manifest.tree[name],
+                        lambda path, index: (
+                            loaded.tensors[index] if path in replaced else live.tensors[live.by_name[path]]
+                        ),
+                        name,
+                    ),
+                )
+            )
+        self._lineage = Lineage(version, loaded.records, loaded.packs)
+        return Restored(
+            info, MappingProxyType({name: plain_json(tree) for name, tree in manifest.tree.items()})
+        )

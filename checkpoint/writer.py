@@ -1,0 +1,280 @@
+"""The one writer of a store: opens it, writes packs, commits versions.
+
+    begin ─► add, add, …, seal ─────────────► commit
+    intent   packs: write, fsync, rename,     version: write, fsync, link to its number, fsync the folder
+             fsync the folder                 (a number that is taken: fenced)
+
+Whatever stops this before the link leaves no version, only files that nothing refers to; whatever stops it after
+leaves a whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+
+from checkpoint.disk import Disk
+from checkpoint.errors import Fenced, NoStore, UnknownFormat, naming
+from checkpoint.layout import FOLDERS, SAVE_NAME, TEMPORARY, Format, Layout, temporary
+from checkpoint.lock import WriterLock
+from checkpoint.pack import PackWriter
+from checkpoint.store import Store
+from checkpoint.strict import encode
+from checkpoint.version import Manifest, VersionInfo, encode_version
+
+PACK_BYTES = 1 << 30
+
+
+class Writer:
+    """A store opened for writing, made if absent. Held by one process at a time, until `close`.
+
+    Args:
+        path: the store's folder.
+        chunk_bytes: for a new store; an existing one must have it if it is given. None: what the store has, or 4 MiB.
+        disk: the operations on files.
+        pack_bytes: a pack is closed and the next begun when it has this many.
+        new_name: draws the 32 hex digits that name a save's packs.
+        clock: unix seconds.
+
+    Raises:
+        StoreLocked: a writer lives.
+        NoStore: the folder holds other things.
+        UnknownFormat: another release's store, or another chunk size.
+        StoreUnwritable, StoreFull, StoreFailed: the disk refuses.
+    """
+
+    def __init__(
+        self,
+        path: Path | str,
+        *,
+        chunk_bytes: int | None = None,
+        disk: Disk | None = None,
+        pack_bytes: int = PACK_BYTES,
+        new_name: Callable[[], str] = lambda: secrets.token_hex(16),
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.disk = Disk() if disk is None else disk
+        self.layout = Layout(Path(path))
+        self.pack_bytes = pack_bytes
+        self.new_name = new_name
+        self.clock = clock
+        _make_root(self.layout, self.disk)
+        self._lock = WriterLock(self.layout.lock, self.disk)
+        try:
+            _make_format(self.layout, self.disk, chunk_bytes)
+            self.store = Store(path, self.disk)
+            if chunk_bytes not in (None, self.store.format.chunk_bytes):
+                raise UnknownFormat(
+                    f"{path} has chunks of {self.store.format.chunk_bytes} bytes, asked for were {chunk_bytes}: "
+                    "leave chunk_bytes out, or begin a new store"
+                )
+            _remove_leftovers(self.layout, self.disk)
+            self.head = self.store.latest() or 0
+        except BaseException:
+            self._lock.close()
+            raise
+        self.fenced = False
+
+    def begin(self, parent: int | None) -> Save:
+        """A save that may refer to what `parent` holds. Raises Fenced if this writer was."""
+        if self.fenced:
+            raise Fenced(_fenced(self.layout.version(self.head + 1)))
+        return Save(self, parent)
+
+    def missing_packs(self, packs: Collection[str]) -> set[str]:
+        """Those of the packs that are not in the store."""
+        if not packs:
+            return set()
+        with naming("listing", self.layout.packs):
+            return set(packs) - {name.removesuffix(".pack") for name in self.disk.names(self.layout.packs)}
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def __enter__(self) -> Writer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Save:
+    """One version on its way. Left without `commit`, it takes back all that it wrote.
+
+    Views that are added must stay unchanged until `seal`.
+    """
+
+    def __init__(self, writer: Writer, parent: int | None) -> None:
+        self._writer = writer
+        self._disk = writer.disk
+        self._layout = writer.layout
+        self.name = writer.new_name()
+        if not SAVE_NAME.fullmatch(self.name):
+            raise ValueError(f"a save's name must be 32 hex digits, got {self.name!r}")
+        self._pack: PackWriter | None = None
+        self._packs: list[str] = []
+        self._linked = False
+        self.new_bytes = 0
+        """Bytes of finished packs."""
+        intent = self._layout.intent(self.name)
+        with naming("announcing a save", intent):
+            try:
+                self._write_file(intent, encode({"pid": os.getpid(), "parent": parent}), sync=False)
+            except OSError:
+                self._take_back()
+                raise
+
+    def add(self, digest: bytes, chunk: memoryview) -> str:
+        """Write a chunk; returns the name of the pack that it goes to."""
+        if self._pack is not None and self._pack.nbytes + len(chunk) > self._writer.pack_bytes:
+            self._finish_pack()
+        if self._pack is None:
+            name = f"{self.name}-{len(self._packs):06d}"
+            self._packs.append(name)
+            with naming("creating a pack", self._layout.pack(name)):
+                self._pack = PackWriter(self._disk, self._layout.pack(name))
+        with naming("writing a pack", self._layout.pack(self._packs[-1])):
+            self._pack.add(digest, chunk)
+        return self._packs[-1]
+
+    def seal(self) -> None:
+        """Make all that was added durable."""
+        if self._pack is not None:
+            self._finish_pack()
+        if self._packs:
+            with naming("syncing", self._layout.packs):
+                self._disk.fsync_dir(self._layout.packs)
+
+    def commit(self, info: VersionInfo, manifest: Manifest) -> VersionInfo:
+        """Make it the head. The info's version and time are set here.
+
+        Raises:
+            Fenced: the number was taken; nothing of ours is in the store, and this writer has stopped.
+            StoreFull, StoreUnwritable, StoreFailed: no version, or, if only its last sync failed, one that may not outlive a
+                power cut.
+        """
+        assert self._pack is None, "seal comes first"
+        info = replace(info, version=self._writer.head + 1, time=self._writer.clock())
+        final = self._layout.version(info.version)
+        waiting = temporary(self._layout.versions / self.name)
+        with naming("committing", final):
+            self._write_file(waiting, encode_version(info, manifest), sync=True)
+            self._link(waiting, final)
+            self._linked = True
+            self._writer.head = info.version
+            self._disk.fsync_dir(self._layout.versions)
+        return info
+
+    def _link(self, waiting: Path, final: Path) -> None:
+        try:
+            self._disk.link(waiting, final)
+        except OSError as error:
+            # A network file system may repeat a link that had succeeded, and then says that the name is taken.
+            if self._disk.same_file(waiting, final):
+                return
+            if isinstance(error, FileExistsError):
+                self._writer.fenced = True
+                raise Fenced(_fenced(final)) from error
+            raise
+
+    def _finish_pack(self) -> None:
+        assert self._pack is not None
+        with naming("writing a pack", self._layout.pack(self._packs[-1])):
+            self._pack.finish()
+        self.new_bytes += self._pack.nbytes
+        self._pack = None
+
+    def _write_file(self, path: Path, data: bytes, *, sync: bool) -> None:
+        fd = self._disk.create(path)
+        try:
+            self._disk.write(fd, [memoryview(data)])
+            if sync:
+                self._disk.fsync(fd)
+        finally:
+            self._disk.close(fd)
+
+    def _take_back(self) -> None:
+        """Remove what is not needed; what resists is left to the next writer, and harms nobody."""
+        paths = [temporary(self._layout.versions / self.name)]
+        if not self._linked:
+            for name in self._packs:
+                paths += [temporary(self._layout.pack(name)), self._layout.pack(name)]
+        for path in [*paths, self._layout.intent(self.name)]:
+            with suppress(OSError):
+                self._disk.unlink(path)
+
+    def __enter__(self) -> Save:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._pack is not None:
+            with suppress(OSError):
+                self._pack.abandon()
+            self._pack = None
+        self._take_back()
+
+
+def _fenced(path: Path) -> str:
+    return (
+        f"{path} is there already: another writer committed it although this one holds the lock. This one has stopped and "
+        "will not write again; find out which of the two should go on"
+    )
+
+
+def _make_root(layout: Layout, disk: Disk) -> None:
+    with naming("creating the store", layout.root):
+        missing = [folder for folder in layout.root.parents if not folder.exists()]
+        for folder in reversed(missing):
+            disk.make_dir(folder)
+        if disk.make_dir(layout.root):
+            disk.fsync_dir(layout.root.parent)
+
+
+def _make_format(layout: Layout, disk: Disk, chunk_bytes: int | None) -> None:
+    """Make a store of an empty folder, or of one in which a writer was stopped while it did."""
+    with naming("creating the store", layout.root):
+        names = disk.names(layout.root)
+        if layout.format.name in names:
+            return
+        ours = {*FOLDERS, layout.lock.name, temporary(layout.format).name}
+        others = [name for name in names if name not in ours]
+        if others:
+            disk.unlink(layout.lock)
+            raise NoStore(
+                f"{layout.root} is no version store and not empty (it has {others[0]}): choose another folder"
+            )
+        for name in FOLDERS:
+            disk.make_dir(layout.root / name)
+        waiting = temporary(layout.format)
+        disk.unlink(waiting)
+        fd = disk.create(waiting)
+        try:
+            disk.write(fd, [memoryview((Format() if chunk_bytes is None else Format(chunk_bytes)).encode())])
+            disk.fsync(fd)
+        finally:
+            disk.close(fd)
+        disk.rename(waiting, layout.format)
+        disk.fsync_dir(layout.root)
+
+
+def _remove_leftovers(layout: Layout, disk: Disk) -> None:
+    """What a writer that was killed left behind. We hold its lock, so that it cannot live."""
+    for folder, ours in (
+        (layout.packs, lambda name: name.endswith(TEMPORARY)),
+        (layout.versions, lambda name: name.endswith(TEMPORARY)),
+        (layout.intents, lambda name: SAVE_NAME.fullmatch(name) is not None),
+    ):
+        with naming("removing leftovers", folder):
+            for name in disk.names(folder):
+                if ours(name):
+                    disk.unlink(folder / name)
