@@ -68,8 +68,7 @@ class Plan(Generic[T_co]):
     __slots__ = ("_mappings", "_reading")
 
     def __init__(self, source: Source[T_co], *, name: str = "source", ahead: int = AHEAD) -> None:
-        """Begin with `source`; up to `ahead` of its items wait for the next stage. ValueError: `ahead` <
-        1."""
+        """Begin with `source`, of which at most `ahead` items wait. ValueError: `ahead` < 1."""
         self._reading = Reading(name, source, ahead)
         self._mappings: tuple[Mapping, ...] = ()
 

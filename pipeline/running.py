@@ -36,7 +36,10 @@ def start(plan: Plan[T], *, at: State | None = None) -> Running[T]:
             state = item.resume
     ```
     """
-    return Running(_Engine(plan, at))
+    engine = _Engine(plan, at)
+    running: Running[T] = Running(engine)
+    engine.start()  # last: what is interrupted from here on, is stopped when `running` is collected
+    return running
 
 
 class Running(Iterator[Item[T]], Generic[T]):
@@ -107,7 +110,16 @@ class _Engine:
         self._build(plan, at)
         self._threads = [thread for stage in self._thread_maps() for thread in stage.threads]
         self._threads.append(Thread(target=self._run_loop, name="pipeline-loop", daemon=True))
-        self._start_threads()
+
+    def start(self) -> None:
+        """Start every thread, that of the loop last. PipelineError: the system has no thread left."""
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self.stop()
+            self._runner.close()
+            raise PipelineError(f"could not start {len(self._threads)} threads: {error}") from error
 
     def stop(self) -> None:
         """Let every task and thread end; waits for none of them. From any thread, at any time."""
@@ -147,15 +159,6 @@ class _Engine:
 
     def _thread_maps(self) -> list[ThreadMap]:
         return [stage for stage in self._stages if isinstance(stage, ThreadMap)]
-
-    def _start_threads(self) -> None:
-        try:
-            for thread in self._threads:
-                thread.start()
-        except RuntimeError as error:
-            self.stop()
-            self._runner.close()
-            raise PipelineError(f"could not start {len(self._threads)} threads: {error}") from error
 
     def _run_loop(self) -> None:
         with self._runner:

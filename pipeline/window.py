@@ -2,7 +2,7 @@
 
 A stage *reserves* a slot in its output window before it takes the input that will fill it, and *fills* it
 when the result is there, in any order and from any thread. The next stage *takes* the oldest slot once it is
-filled. So order costs nothing, and a window of `ahead` slots bounds running calls and waiting results at once.
+filled. So order costs nothing, and a window of `ahead` slots bounds running calls and waiting results alike.
 
 There is no per-item wake-up: a side that waits is woken once and then finds all that has come together in the
 meantime. That is what keeps a hop cheap, with µs between items on the loop and tens of µs between threads.
@@ -42,6 +42,12 @@ class Slot:
 
     def __init__(self) -> None:
         self.entry: Entry | None = None
+
+    def empty(self) -> Entry:
+        """Give the entry away, so that whoever still holds the slot does not keep a value alive."""
+        entry, self.entry = self.entry, None
+        assert entry is not None
+        return entry
 
 
 class Window:
@@ -87,7 +93,7 @@ class Window:
     def _ready(self) -> bool:
         try:
             return self._slots[0].entry is not None
-        except IndexError:  # between a look at the length and one at the first slot, the taker may take it
+        except IndexError:  # no slots; asking for their number first would race with the taker
             return False
 
     def _wake_taker(self) -> None:
@@ -114,8 +120,7 @@ class LoopWindow(Window):
         """The oldest entry, once it is filled."""
         while not self._ready():
             await self._wait_for_head()
-        entry = self._slots.popleft().entry
-        assert entry is not None
+        entry = self._slots.popleft().empty()
         self._wake_for_room()
         return entry
 
@@ -159,8 +164,7 @@ class Outlet(Window):
         """The oldest entry, once it is filled or the outlet is aborted. In the consumer's thread."""
         if self._aborted is not None or not self._ready():
             self._wait()
-        entry = self._slots.popleft().entry
-        assert entry is not None
+        entry = self._slots.popleft().empty()
         if self._room_wanted and len(self._slots) <= self._low:
             self._room_wanted = False
             self._post(self._wake_for_room)

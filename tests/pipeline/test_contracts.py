@@ -1,0 +1,33 @@
+"""The contract suites on the engine's own doubles."""
+
+from __future__ import annotations
+
+from pipeline import Map, Source
+from tests.contracts.engine import ListSource, MapContract, SourceContract
+from tests.pipeline.sources import Count, double, triple
+
+
+class TestGenerator(SourceContract):
+    def make_source(self) -> Source[object]:
+        return Count(20, pauses=True)
+
+
+class TestPlainIterator(SourceContract):
+    def make_source(self) -> Source[object]:
+        return ListSource([*"abcdefg"])
+
+
+class TestOnTheLoop(MapContract):
+    def make_map(self) -> Map[object, object]:
+        return double
+
+    def values(self) -> list[object]:
+        return [*range(10)]
+
+
+class TestInThreads(MapContract):
+    def make_map(self) -> Map[object, object]:
+        return triple
+
+    def values(self) -> list[object]:
+        return [*range(10)]
