@@ -6,8 +6,8 @@
                                                                                │
     parts ◄─ load_state_dict ◄─ loading (in place, every chunk verified) ◄─ compare (all differences first)
 
-`Checkpointer` does all of it for one process at a time; `Store` reads beside it. FORMATS.md has the bytes. Importing this
-package, listing and verifying need no torch.
+`Checkpointer` does all of it for one process at a time; `Store` reads beside it. FORMATS.md has the bytes.
+Importing this package, listing and verifying need no torch.
 """
 
 from checkpoint.checkpointer import Checkpointer, Restored

@@ -49,9 +49,10 @@ class Checkpointer:
             …
             checkpointer.save(step, parts, {"loss": loss})
 
-    `save` returns when everything is copied; finding what changed, writing and the commit happen in one thread behind. One save
-    is in flight at a time. Its failure is raised by the next `save`, `wait` or `close`; the store then holds what it held before,
-    and later saves work. Not to be used by two threads at once.
+    `save` returns when everything is copied; finding what changed, writing and the commit happen in one
+    thread behind. One save is in flight at a time. Its failure is raised by the next `save`, `wait` or
+    `close`; the store then holds what it held before, and later saves work. Not to be used by two threads at
+    once.
 
     Args:
         path: the store's folder, made if absent.
@@ -124,8 +125,9 @@ class Checkpointer:
     ) -> Restored:
         """Load a version into live parts, and make it the parent of the next save.
 
-        All is compared before anything is changed. Then every tensor that a part's `state_dict()` gives is overwritten in
-        place, others are made, each chunk is verified, and `load_state_dict` is called with the tree.
+        All is compared before anything is changed. Then every tensor that a part's `state_dict()` gives is
+        overwritten in place, others are made, each chunk is verified, and `load_state_dict` is called with
+        the tree.
 
         Args:
             version: its number; None for the latest.
@@ -135,7 +137,8 @@ class Checkpointer:
         Raises:
             NoVersion: there is none such.
             WrongState: the version does not fit; every difference is listed; nothing was changed.
-            StoreDamaged: names version, tensor, pack and the last good version. The parts may have been overwritten in part.
+            StoreDamaged: names version, tensor, pack and the last good version. The parts may have been
+                overwritten in part.
         """
         self.wait()
         wanted = self.latest() if version is None else version

@@ -1,7 +1,8 @@
 """Every operation on files that this package makes, in one class.
 
-A test that wants a full disk, a power cut or an exit after each operation overrides these methods; nothing else
-in the package touches a file. Methods raise OSError as the system gives it: naming it is the caller's part.
+A test that wants a full disk, a power cut or an exit after each operation overrides these methods; nothing
+else in the package touches a file. Methods raise OSError as the system gives it: naming it is the caller's
+part.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Disk:
 
     def link(self, old: Path, new: Path) -> None:
         """Give a file a second name. Raises FileExistsError if the name is taken."""
-        os.link(old, new)  # noqa: PTH200
+        os.link(old, new)
 
     def same_file(self, one: Path, other: Path) -> bool:
         """Whether both names are there and are one file."""

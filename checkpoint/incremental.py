@@ -54,8 +54,8 @@ class Lineage:
     Attributes:
         parent: the version; None at the beginning.
         records: by tensor name.
-        packs: for each chunk that may be referred to, the pack that holds it. Only chunks that this process wrote or
-            verified: a rotten one must not be referred to again.
+        packs: for each chunk that may be referred to, the pack that holds it. Only chunks that this process
+            wrote or verified: a rotten one must not be referred to again.
     """
 
     parent: int | None = None

@@ -63,7 +63,8 @@ class Format:
         number = integer(fields.get("format"), "its format number", least=1)
         if number != FORMAT_NUMBER:
             raise UnknownFormat(
-                f"the store has format {number}; this release reads format {FORMAT_NUMBER}: use the release that wrote it"
+                f"the store has format {number}; this release reads format {FORMAT_NUMBER}: "
+                "use the release that wrote it"
             )
         for key, expected in (("digest", DIGEST), ("fingerprint", FINGERPRINT)):
             if fields.get(key) != expected:

@@ -41,8 +41,8 @@ def load_tensors(
         version: its number.
         manifest: its manifest.
         indices: the tensors that are wanted.
-        live: tensors that take the bytes, by index, of the right element type and shape; those of other indices are
-            allocated.
+        live: tensors that take the bytes, by index, of the right element type and shape; those of other
+            indices are allocated.
         fingerprints: whether `records` and `packs` are wanted.
 
     Raises:

@@ -1,14 +1,14 @@
 """Pack files: chunks end to end, and an index at the end.
 
-    "HRPACK1\\n"                                    8
-    chunks, end to end, in the index's order
-    entries, 56 bytes each:                        digest 32 | offset u64 | stored u32 | raw u32 | codec u16 | depth u16 | base u32
-    bases, 32 bytes each                           digests of chunks that coded ones are relative to
-    trailer, 64 bytes                              index offset u64 | entries u64 | bases u64 | blake3 32 | "HRPEND1\\n"
+    "HRPACK1\\n"                8
+    chunks                     end to end, in the index's order
+    entries, 56 bytes each     digest 32 | offset u64 | stored u32 | raw u32 | codec u16 | depth u16 | base u32
+    bases, 32 bytes each       digests of chunks that coded ones are relative to
+    trailer, 64 bytes          index offset u64 | entries u64 | bases u64 | blake3 32 | "HRPEND1\\n"
 
-All integers are little endian. The trailer's blake3 covers entries, bases and its own three integers; a chunk is covered
-by its digest, which is of the raw bytes. Codec 0 is raw: stored = raw, depth and base 0. With other codecs `base` counts from
-1 into the bases, and `depth` is the length of the chain that decoding walks.
+All integers are little endian. The trailer's blake3 covers entries, bases and its own three integers; a chunk
+is covered by its digest, which is of the raw bytes. Codec 0 is raw: stored = raw, depth and base 0. With
+other codecs `base` counts from 1 into the bases, and `depth` is the length of the chain that decoding walks.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Place:
 class PackWriter:
     """Writes one pack under a temporary name; `finish` makes it durable and gives it its name.
 
-    A view that was added must stay unchanged until `finish` or `abandon`. Errors are the disk's own OSErrors; after one the
-    pack is to be abandoned.
+    A view that was added must stay unchanged until `finish` or `abandon`. Errors are the disk's own OSErrors;
+    after one the pack is to be abandoned.
     """
 
     def __init__(self, disk: Disk, path: Path) -> None:

@@ -164,8 +164,8 @@ class Store:
     def verify(self, version: int, checked: set[bytes] | None = None) -> VersionInfo:
         """Read every byte of a version and compare it with its digest.
 
-        `checked` holds digests that need no second look, and takes those that were found good: give one set to
-        several calls to read what versions share only once.
+        `checked` holds digests that need no second look, and takes those that were found good: give one set
+        to several calls to read what versions share only once.
 
         Raises:
             StoreDamaged: names the version, the tensor and the pack.

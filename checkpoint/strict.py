@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, TypeAlias
 
-JSON: TypeAlias = "None | bool | int | float | str | Sequence[JSON] | Mapping[str, JSON]"
+JSON: TypeAlias = "bool | int | float | str | Sequence[JSON] | Mapping[str, JSON] | None"
 
 MAX_DEPTH = 100
 MAX_INTEGER_DIGITS = 400

@@ -1,13 +1,14 @@
 """Trees of tensors and plain data, and the JSON that stands for them.
 
-A tree is nested mappings and sequences with tensors and plain data at its leaves. Its JSON is the same tree, with
+A tree is nested mappings and sequences with tensors and plain data at its leaves. Its JSON is the same tree,
+with
 
     {"$": 17}                  the tensor of index 17; tied tensors are leaves with one index
     {"$": "nan"}               a float that JSON does not have: "nan", "inf" or "-inf"
     {"$": [[key, value], …]}   a mapping with integer keys (torch optimizers have them) or with the key "$"
 
-A tensor's name is where it is: keys and list indices joined by `/`, escaped as in RFC 6901 (`~0` is `~`, `~1` is `/`).
-Tuples come back as lists.
+A tensor's name is where it is: keys and list indices joined by `/`, escaped as in RFC 6901 (`~0` is `~`, `~1`
+is `/`). Tuples come back as lists.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from checkpoint.strict import JSON, MAX_DEPTH, MAX_INTEGER_DIGITS, Malformed
 if TYPE_CHECKING:
     import torch
 
-Tree: TypeAlias = "Mapping[str, Tree] | Sequence[Tree] | torch.Tensor | None | bool | int | float | str"
+Tree: TypeAlias = "Mapping[str, Tree] | Sequence[Tree] | torch.Tensor | bool | int | float | str | None"
 T = TypeVar("T")
-Loaded: TypeAlias = "dict[str, Loaded[T]] | list[Loaded[T]] | T | None | bool | int | float | str"
+Loaded: TypeAlias = "dict[str, Loaded[T]] | list[Loaded[T]] | T | bool | int | float | str | None"
 
 PART_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 
@@ -38,8 +39,9 @@ assert _INTEGER_BITS * math.log10(2) < MAX_INTEGER_DIGITS
 class Part(Protocol):
     """A share of a run that has state: a torch module, an optimizer, one's own object.
 
-    A part may also define `differences(stored: Mapping[str, TensorSpec]) -> Sequence[str]`: it then says itself why
-    the tensors of a version (by name within the part) do not fit it; no difference means that they do.
+    A part may also define `differences(stored: Mapping[str, TensorSpec]) -> Sequence[str]`: it then says
+    itself why the tensors of a version (by name within the part) do not fit it; no difference means that they
+    do.
     """
 
     def state_dict(self) -> Mapping[str, Tree]: ...
@@ -59,16 +61,18 @@ def join(parent: str, key: object) -> str:
 def to_json(tree: object, name: str, tensor: Callable[[str, object], int | None]) -> JSON:
     """The JSON that stands for a tree.
 
-    `tensor` is called with the name of everything that is no plain data; it gives a tensor's index, or None for what
-    is no tensor.
+    `tensor` is called with the name of everything that is no plain data; it gives a tensor's index, or None
+    for what is no tensor.
 
     Raises:
         NotStorable: something in the tree is no tensor and no plain data; named by its path.
     """
 
     def walk(value: object, name: str, depth: int) -> JSON:
-        if value is None or isinstance(value, (bool, str)):
-            return value if value is None or isinstance(value, bool) else str(value)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):
+            return str(value)
         if isinstance(value, int):
             if value.bit_length() > _INTEGER_BITS:
                 raise NotStorable(

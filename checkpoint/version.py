@@ -1,16 +1,17 @@
 """A version file: what a version is, and its bytes.
 
-    "HRVERS1\\n" | header bytes u64 | manifest bytes u64 | roots u64        32
-    header                                                                json: version, parent, step, time, bytes, summary
-    blake3 of all before                                                  32: the header is read and trusted alone
-    manifest                                                              json: packs, tensors, tree
-    roots                                                                 32 each: one a piece, in the tensors' order
-    blake3 of all before                                                  32
+    "HRVERS1\\n" | header bytes u64 | manifest bytes u64 | roots u64    32
+    header                   json: version, parent, step, time, bytes, seconds, summary
+    blake3 of all before     32; the header is read and trusted alone
+    manifest                 json: packs, tensors, tree
+    roots                    32 each, one a piece, in the tensors' order
+    blake3 of all before     32
 
-The manifest's `tensors` are [dtype, shape] for a tensor in one piece, [dtype, shape, [[offset, shape], …]] else; `tree` has
-one entry a part, as tree.py writes it. A piece's root is the blake3 of its bytes where it is one chunk; where it is more, of its
-list, the chunks' digests end to end, which is a chunk itself. `packs` says where to look first: what a pack holds, its
-own index says. Keys that a reader does not know are passed over.
+The manifest's `tensors` are [dtype, shape] for a tensor in one piece, [dtype, shape, [[offset, shape], …]]
+else; `tree` has one entry a part, as tree.py writes it. A piece's root is the blake3 of its bytes where it is
+one chunk; where it is more, of its list, the chunks' digests end to end, which is a chunk itself. `packs`
+says where to look first: what a pack holds, its own index says. Keys that a reader does not know are passed
+over.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field
 from blake3 import blake3
 
 from checkpoint import strict
+from checkpoint.errors import NotStorable
 from checkpoint.layout import PACK_NAME
 from checkpoint.strict import JSON, Malformed
 from checkpoint.tensors import (
@@ -106,12 +108,16 @@ class Manifest:
     def leaves(self, part: str) -> dict[str, int]:
         """All tensor names of a part, tied ones too, each with its tensor's index. Raises KeyError."""
         found: dict[str, int] = {}
-        from_json(self.tree[part], lambda name, index: found.setdefault(name, index), part)
+        from_json(self.tree[part], found.setdefault, part)
         return found
 
 
 def encode_version(info: VersionInfo, manifest: Manifest) -> bytes:
-    """The bytes of a version file. Raises NotStorable for a summary that is no plain data, ValueError for sizes over bounds."""
+    """The bytes of a version file.
+
+    Raises:
+        NotStorable: the summary is no plain data, or it or the tree is beyond bounds.
+    """
     header = strict.encode(_header(info))
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
@@ -125,7 +131,7 @@ def encode_version(info: VersionInfo, manifest: Manifest) -> bytes:
         }
     )
     if len(body) > MAX_MANIFEST_BYTES:
-        raise ValueError(f"a manifest of {len(body)} bytes, at most {MAX_MANIFEST_BYTES} are stored")
+        raise NotStorable(f"a manifest of {len(body)} bytes, at most {MAX_MANIFEST_BYTES} are stored")
     roots = [root for tensor in manifest.tensors for root in tensor.roots]
     head = PREFIX.pack(MAGIC, len(header), len(body), len(roots)) + header
     data = b"".join([head, blake3(head).digest(), body, *roots])

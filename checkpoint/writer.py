@@ -4,8 +4,8 @@
     intent   packs: write, fsync, rename,     version: write, fsync, link to its number, fsync the folder
              fsync the folder                 (a number that is taken: fenced)
 
-Whatever stops this before the link leaves no version, only files that nothing refers to; whatever stops it after
-leaves a whole one.
+Whatever stops this before the link leaves no version, only files that nothing refers to; whatever stops it
+after leaves a whole one.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class Writer:
 
     Args:
         path: the store's folder.
-        chunk_bytes: for a new store; an existing one must have it if it is given. None: what the store has, or 4 MiB.
+        chunk_bytes: for a new store; an existing one must have it if it is given. None: what the store has,
+            or 4 MiB.
         disk: the operations on files.
         pack_bytes: a pack is closed and the next begun when it has this many.
         new_name: draws the 32 hex digits that name a save's packs.
@@ -158,8 +159,8 @@ class Save:
 
         Raises:
             Fenced: the number was taken; nothing of ours is in the store, and this writer has stopped.
-            StoreFull, StoreUnwritable, StoreFailed: no version, or, if only its last sync failed, one that may not outlive a
-                power cut.
+            StoreFull, StoreUnwritable, StoreFailed: no version, or, if only its last sync failed, one that
+                may not outlive a power cut.
         """
         assert self._pack is None, "seal comes first"
         info = replace(info, version=self._writer.head + 1, time=self._writer.clock())
