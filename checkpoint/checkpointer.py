@@ -112,8 +112,12 @@ class Checkpointer:
             StoreFull, StoreUnwritable, StoreFailed, Fenced: that save failed.
         """
         if self._flight is not None:
-            flight, self._flight = self._flight, None
-            self._acknowledged = flight.result()
+            try:
+                self._acknowledged = self._flight.result()
+            finally:
+                # Interrupted in its wait, the caller still owes the save in flight a look.
+                if self._flight.done():
+                    self._flight = None
         return self._acknowledged
 
     def latest(self) -> int | None:

@@ -99,7 +99,15 @@ class Chunks:
             for index, place in job:
                 span = spans[index]
                 view = span.into if span.into is not None else memoryview(scratch)[: place.nbytes]
-                count = self._disk.read_into(fd, view, place.offset)
+                try:
+                    count = self._disk.read_into(fd, view, place.offset)
+                except OSError as error:
+                    raise StoreDamaged(
+                        f"the {place.nbytes} bytes at {place.offset} cannot be read ({error.strerror})",
+                        version=version,
+                        tensor=span.tensor,
+                        pack=self._layout.pack(pack).name,
+                    ) from error
                 if count != place.nbytes or blake3(view).digest() != span.digest:
                     raise StoreDamaged(
                         f"the {place.nbytes} bytes at {place.offset} are not what was written: their digest should be "

@@ -227,33 +227,35 @@ class Save:
 
 def _fenced(path: Path) -> str:
     return (
-        f"{path} is there already: another writer committed it although this one holds the lock. This one has stopped and "
-        "will not write again; find out which of the two should go on"
+        f"{path} is there already: another writer committed it although this one holds the lock. This one has "
+        "stopped and will not write again; find out which of the two should go on"
     )
 
 
 def _make_root(layout: Layout, disk: Disk) -> None:
     with naming("creating the store", layout.root):
-        missing = [folder for folder in layout.root.parents if not folder.exists()]
-        for folder in reversed(missing):
-            disk.make_dir(folder)
-        if disk.make_dir(layout.root):
-            disk.fsync_dir(layout.root.parent)
+        for folder in reversed([layout.root, *layout.root.parents]):
+            if not disk.is_real_dir(folder) and disk.make_dir(folder):
+                disk.fsync_dir(folder.parent)
+        _refuse_others(layout, disk)
+
+
+def _refuse_others(layout: Layout, disk: Disk) -> None:
+    """Raises NoStore for a folder that holds other things. Asked before the lock file is written into it."""
+    names = disk.names(layout.root)
+    ours = {*FOLDERS, layout.lock.name, temporary(layout.format).name}
+    others = [name for name in names if name not in ours]
+    if layout.format.name not in names and others:
+        raise NoStore(
+            f"{layout.root} is no version store and not empty (it has {others[0]}): choose another folder"
+        )
 
 
 def _make_format(layout: Layout, disk: Disk, chunk_bytes: int | None) -> None:
     """Make a store of an empty folder, or of one in which a writer was stopped while it did."""
     with naming("creating the store", layout.root):
-        names = disk.names(layout.root)
-        if layout.format.name in names:
+        if layout.format.name in disk.names(layout.root):
             return
-        ours = {*FOLDERS, layout.lock.name, temporary(layout.format).name}
-        others = [name for name in names if name not in ours]
-        if others:
-            disk.unlink(layout.lock)
-            raise NoStore(
-                f"{layout.root} is no version store and not empty (it has {others[0]}): choose another folder"
-            )
         for name in FOLDERS:
             disk.make_dir(layout.root / name)
         waiting = temporary(layout.format)
