@@ -9,8 +9,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +38,7 @@ PAD = ("<pad>", "<|pad|>", "<|padding|>", "[PAD]")
 """Names under which tokenizers in the wild keep their special tokens, the commonest first."""
 
 TRAINED_EOS = EOS[0]
+LARGE_BYTES = 4 << 20
 
 
 class TextTokenizer:
@@ -124,9 +127,12 @@ class Encode:
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._large = Lock()
 
     def __call__(self, group: Group) -> Encoded:
-        tokens, lengths = self._tokenizer.encode(group.texts)
+        # A large text takes a hundred times its size while it is encoded: one at a time.
+        with self._large if group.text_bytes > LARGE_BYTES else nullcontext():
+            tokens, lengths = self._tokenizer.encode(group.texts)
         return Encoded(tokens, lengths, group.bad, group.finished, group.read_bytes, group.text_bytes)
 
 

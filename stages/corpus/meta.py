@@ -20,7 +20,7 @@ MARKER = "packing.json"
 writer's."""
 
 Dtype: TypeAlias = Literal["uint16", "uint32"]
-OptionValue: TypeAlias = None | bool | int | str | tuple[str, ...]
+OptionValue: TypeAlias = bool | int | str | tuple[str, ...] | None
 Options: TypeAlias = Mapping[str, OptionValue]
 
 

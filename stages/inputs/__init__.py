@@ -5,13 +5,14 @@ arguments ─► scan ─► Inputs ─► TextSource ─► Group (texts, bad r
 """
 
 from stages.inputs.record import Bad, FileDigest, Group, Reason
-from stages.inputs.scan import TEXT_GLOBS, InputFile, Inputs, scan
+from stages.inputs.scan import TEXT_GLOBS, Choice, InputFile, Inputs, scan
 from stages.inputs.source import RECORD_BYTES, ReadSpec, TextSource
 
 __all__ = [
     "RECORD_BYTES",
     "TEXT_GLOBS",
     "Bad",
+    "Choice",
     "FileDigest",
     "Group",
     "InputFile",

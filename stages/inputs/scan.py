@@ -56,22 +56,38 @@ class Inputs:
         return sum(file.bytes for file in self.files)
 
 
-def scan(
-    arguments: Sequence[Path], globs: Sequence[str] = TEXT_GLOBS, *, exclude: Path | None = None
-) -> Inputs:
-    """Find every file: arguments in their order, folders walked in sorted order, links not followed.
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which files of a folder are read.
 
-    A glob is matched with the file's name, or, where it holds a slash, with the path below the folder. Hidden
-    folders and files are left out, and so is `exclude`, the folder that the corpus goes to. Raises
-    InputError, naming the argument.
+    A glob is matched with the file's name, or, where it holds a slash, with the path below the folder, in
+    which `*` goes over slashes too. Hidden files and folders are never read, and links are not followed.
     """
+
+    globs: tuple[str, ...] = TEXT_GLOBS
+    exclude: tuple[str, ...] = ()
+
+    def takes(self, name: str, below: str) -> bool:
+        return _matches(name, below, self.globs) and not _matches(name, below, self.exclude)
+
+    def enters(self, name: str, below: str) -> bool:
+        """Whether a folder can hold anything that is taken."""
+        return not _matches(name, below, self.exclude) and not _matches(name, f"{below}/", self.exclude)
+
+
+def scan(arguments: Sequence[Path], choice: Choice | None = None, *, output: Path | None = None) -> Inputs:
+    """Find every file: arguments in their order, folders walked in sorted order.
+
+    `output`, the folder that the corpus goes to, is not walked. Raises InputError, naming the argument.
+    """
+    choice = choice or Choice()
     files: list[InputFile] = []
     for index, argument in enumerate(arguments):
         found = len(files)
-        files += _files(index, argument, globs, exclude)
+        files += _files(index, argument, choice, None if output is None else output.resolve())
         if len(files) == found:
             raise InputError(
-                f"{argument}: holds no text: no file below it matches {_listed(globs)}; "
+                f"{argument}: holds no text: no file below it matches {_listed(choice.globs)}; "
                 "name the files wanted with --glob"
             )
     return Inputs(
@@ -81,16 +97,13 @@ def scan(
     )
 
 
-def _files(index: int, argument: Path, globs: Sequence[str], exclude: Path | None) -> Iterator[InputFile]:
+def _files(index: int, argument: Path, choice: Choice, output: Path | None) -> Iterator[InputFile]:
     try:
         if argument.is_dir():
-            excluded = None if exclude is None else exclude.resolve()
             root = _label(argument)
-            for entry in _walk(argument, excluded):
-                below = os.path.relpath(entry.path, argument)
-                if _matches(entry.name, below, globs):
-                    size = entry.stat(follow_symlinks=False).st_size
-                    yield InputFile(entry.path, f"{root}/{_printable(below)}", _kind(entry.name), size, index)
+            for entry, below in _walk(str(argument), "", choice, output):
+                size = entry.stat(follow_symlinks=False).st_size
+                yield InputFile(entry.path, f"{root}/{_printable(below)}", _kind(entry.name), size, index)
             return
         size = argument.stat().st_size
     except FileNotFoundError as error:
@@ -102,17 +115,21 @@ def _files(index: int, argument: Path, globs: Sequence[str], exclude: Path | Non
     yield InputFile(str(argument), _label(argument), _kind(argument.name), size, index)
 
 
-def _walk(folder: Path | str, excluded: Path | None) -> Iterator[os.DirEntry[str]]:
+def _walk(
+    folder: str, below: str, choice: Choice, output: Path | None
+) -> Iterator[tuple[os.DirEntry[str], str]]:
+    """Files that are taken, each with its path below the argument, in the order of their names' bytes."""
     with os.scandir(folder) as entries:
         ordered = sorted(entries, key=lambda entry: os.fsencode(entry.name))
     for entry in ordered:
+        path = f"{below}{entry.name}"
         if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
-            if excluded is None or Path(entry.path).resolve() != excluded:
-                yield from _walk(entry.path, excluded)
-        elif entry.is_file(follow_symlinks=False):
-            yield entry
+            if choice.enters(entry.name, path) and (output is None or Path(entry.path).resolve() != output):
+                yield from _walk(entry.path, f"{path}/", choice, output)
+        elif entry.is_file(follow_symlinks=False) and choice.takes(entry.name, path):
+            yield entry, path
 
 
 def _matches(name: str, below: str, globs: Sequence[str]) -> bool:

@@ -1,0 +1,47 @@
+"""Packing against the bare encoder.
+
+headrace: read .jsonl.zst, tokenise, write the corpus, sync. limit: `encode_batch_fast` over the same texts in
+memory, with as many threads, its results thrown away. Each round is a process of its own, its start-up left
+out of the rate.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from stages.tokenise import TrainSpec
+from tools.bench import text
+from tools.bench.sides import LIMIT, OURS, Round, Settings, Side, Sides
+
+TEXT_BYTES = 48 << 20
+VOCABULARY = TrainSpec(32768)
+
+
+@contextmanager
+def bench(settings: Settings) -> Iterator[Sides]:
+    lines = text.json_lines(settings.cache, TEXT_BYTES)
+    tokenizer = settings.tokenizer or text.tokenizer(settings.cache, lines, VOCABULARY)
+    yield Sides(
+        "tokens/s",
+        {name: _in_a_process(name, lines, tokenizer, settings) for name in (OURS, LIMIT)},
+    )
+
+
+def _in_a_process(name: str, lines: Path, tokenizer: Path, settings: Settings) -> Side:
+    def round_() -> Round:
+        with tempfile.TemporaryDirectory(dir=settings.cache) as out:
+            command = ("-m", "tools.bench.pack_side", name, str(lines), str(tokenizer), str(settings.workers))
+            done = subprocess.run(
+                [sys.executable, *command, f"{out}/corpus"], stdout=subprocess.PIPE, check=True
+            )
+        seen = json.loads(done.stdout.splitlines()[-1])
+        cpu_per_million = seen["cpu_s"] / seen["tokens"] * 1e6
+        return Round(seen["tokens"] / seen["wall_s"], {"cpu_s_per_million_tokens": cpu_per_million})
+
+    return round_
