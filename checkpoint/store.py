@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from blake3 import blake3
+
 from checkpoint.chunks import Chunks, Span
 from checkpoint.disk import Disk
 from checkpoint.errors import NoStore, NoVersion, StoreDamaged, naming
@@ -160,6 +162,22 @@ class Store:
             Span(digest, chunk_length(piece.nbytes, self.format.chunk_bytes, index), piece.name)
             for index, digest in enumerate(piece.digests)
         ]
+
+    def digest(self, version: int, parts: Sequence[str]) -> str:
+        """Of the tensors of some parts: equal for two versions exactly where every name, shape and bit is.
+
+        Raises:
+            NoVersion, StoreDamaged: there is no such version, or its file is not what was written.
+            KeyError: it has no such part.
+        """
+        _, manifest = self.read(version)
+        digest = blake3()
+        for part in sorted(parts):
+            for name, index in sorted(manifest.leaves(part).items()):
+                tensor = manifest.tensors[index]
+                digest.update(f"{name} {tensor.spec} {len(tensor.roots)}\n".encode())
+                digest.update(b"".join(tensor.roots))
+        return digest.hexdigest()
 
     def verify(self, version: int, checked: set[bytes] | None = None) -> VersionInfo:
         """Read every byte of a version and compare it with its digest.
