@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 IGNORE = -100
 """The label of a position that is not trained: the default of `torch.nn.functional.cross_entropy`."""
 
-Column: TypeAlias = Literal["input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens", "sample_ids"]
+Column: TypeAlias = Literal[
+    "input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens", "sample_ids"
+]
 Arrays: TypeAlias = "dict[str, NDArray[np.int64] | NDArray[np.int32]]"
 
 COLUMNS: tuple[Column, ...] = ("input_ids", "labels", "position_ids", "sample_ids")
@@ -41,7 +43,7 @@ def position_ids(starts: NDArray[np.int64], out: NDArray[np.int64]) -> None:
 
 
 def cu_seqlens(starts: NDArray[np.int64], positions: int) -> NDArray[np.int32]:
-    """Cumulative document lengths of a flattened batch, int32, first 0 and last `positions` (variable-length attention)."""
+    """Cumulative document lengths of a flattened batch, int32: 0 first, `positions` last."""
     return np.append(starts, positions).astype(np.int32)
 
 

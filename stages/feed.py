@@ -12,7 +12,8 @@ Samples at positions [p, p + batch_size x world_size) make up one batch per rank
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar, get_args
 
@@ -68,7 +69,9 @@ class FeedSpec:
         if unknown := collate.unknown_columns(self.columns):
             raise ValueError(f"unknown columns {unknown}; known: {', '.join(get_args(Column))}")
         if self.end is not None and self.end % self.stride:
-            raise ValueError(f"end must be a multiple of batch_size x world_size = {self.stride}, got {self.end}")
+            raise ValueError(
+                f"end must be a multiple of batch_size x world_size = {self.stride}, got {self.end}"
+            )
 
     @property
     def stride(self) -> int:
@@ -82,7 +85,7 @@ class FeedSpec:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Consecutive batches of one rank: the `index`-th block read, `samples_KB` sample ids, the first batch at `position`."""
+    """Consecutive batches of one rank: the `index`-th block, `samples_KB` sample ids, the first at `position`."""
 
     index: int
     position: int
@@ -150,7 +153,9 @@ class Sampler:
 class Assemble:
     """The map: from sample ids to host arrays, a whole block at once."""
 
-    def __init__(self, corpus: LocalCorpus, packing: Packing, columns: Sequence[Column], transfer: Transfer[object]):
+    def __init__(
+        self, corpus: LocalCorpus, packing: Packing, columns: Sequence[Column], transfer: Transfer[object]
+    ):
         self._corpus, self._packing, self._columns, self._transfer = corpus, packing, columns, transfer
 
     def __call__(self, block: Block) -> Collated:
@@ -184,7 +189,9 @@ class Assemble:
             positions = size * self._packing.seq_len
             cuts = np.searchsorted(starts, np.arange(count + 1) * positions)
             for k, batch in enumerate(batches):
-                batch["cu_seqlens"] = collate.cu_seqlens(starts[cuts[k] : cuts[k + 1]] - k * positions, positions)
+                batch["cu_seqlens"] = collate.cu_seqlens(
+                    starts[cuts[k] : cuts[k + 1]] - k * positions, positions
+                )
         return Collated(block.position, batches, slot)
 
 
@@ -229,10 +236,11 @@ class Feed(Generic[B]):
         return self.position // self.packing.samples
 
     def __iter__(self) -> Iterator[B]:
-        for item in self.items():
-            yield item.value
+        with closing(self.items()) as items:
+            for item in items:
+                yield item.value
 
-    def items(self) -> Iterator[Item[B]]:
+    def items(self) -> Generator[Item[B], None, None]:
         """The batches, each with the feed's state after it."""
         transfer = self._transfer()
         try:
@@ -266,9 +274,11 @@ class Feed(Generic[B]):
         return {"format": FORMAT, "position": self.position, "fingerprint": dict(self._fingerprint)}
 
     def load_state_dict(self, state: State) -> None:
-        """Seek to a saved state. Raises FeedMismatch, naming what differs, where [0, position) would not be the same."""
+        """Seek to a saved state. Raises FeedMismatch, naming what differs, where [0, position) would be another."""
         if state.get("format") != FORMAT:
-            raise FeedMismatch(f"feed state of format {state.get('format')!r}; this version reads format {FORMAT}")
+            raise FeedMismatch(
+                f"feed state of format {state.get('format')!r}; this version reads format {FORMAT}"
+            )
         position, stored = state.get("position"), state.get("fingerprint")
         if not isinstance(position, int) or position < 0 or not isinstance(stored, dict):
             raise FeedMismatch(f"feed state is not one of ours: position {position!r}")

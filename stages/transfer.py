@@ -129,7 +129,7 @@ class ToCuda:
 
         self._torch = torch
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it unannotated
         self._slots = [PinnedSlot() for _ in range(slots)]
         self._released = 0
         self._changed = threading.Condition()
@@ -154,7 +154,8 @@ class ToCuda:
             # Arrays of variable length (cu_seqlens) are not in the slot: from_numpy gives pageable memory there,
             # for which copy_ falls back to a synchronous copy.
             batch = {
-                name: torch.from_numpy(array).to(self._device, non_blocking=True) for name, array in arrays.items()
+                name: torch.from_numpy(array).to(self._device, non_blocking=True)
+                for name, array in arrays.items()
             }
             event = torch.cuda.Event()
             event.record(self._stream)

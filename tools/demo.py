@@ -1,9 +1,9 @@
 """`make demo`: the main job from raw text to a restored version, every claim checked.
 
-    standard library ─► pack ─► train ───────────────────────► reference run
-                                train ─► SIGKILL ─► resume ──► same samples, same bits
-                                          └─► freeze, train on ──► versions that cost a fraction
-                                                └─► restore ─► train from it ──► same bits as the reference
+standard library ─► pack ─► train ───────────────────────► reference run
+                            train ─► SIGKILL ─► resume ──► same samples, same bits
+                                      └─► freeze, train on ──► versions that cost a fraction
+                                            └─► restore ─► train from it ──► same bits as the reference
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ class Claims:
     broken: list[str] = field(default_factory=list)
 
     def check(self, claim: str, held: bool) -> None:
-        self.console.print(f"  {'[green]holds[/]' if held else '[red]BROKEN[/]'}  {claim}", highlight=False, soft_wrap=True)
+        self.console.print(
+            f"  {'[green]holds[/]' if held else '[red]BROKEN[/]'}  {claim}", highlight=False, soft_wrap=True
+        )
         if not held:
             self.broken.append(claim)
 
@@ -108,7 +110,9 @@ class Shell:
         for line in lines[-shown:]:
             self._console.print(f"  {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
         if process.wait() != DONE:
-            raise DemoFailed(f"`{' '.join(arguments)}` ended with exit code {process.returncode}:\n" + "\n".join(lines))
+            raise DemoFailed(
+                f"`{' '.join(arguments)}` ended with exit code {process.returncode}:\n" + "\n".join(lines)
+            )
 
     def kill_at(self, step: int, *arguments: str) -> int:
         """Start, send SIGKILL once the console shows `step`, and return the exit code."""
@@ -117,13 +121,17 @@ class Shell:
         for line in process.stdout:
             if line.startswith("step ") and int(line.split()[1].split("/")[0]) >= step:
                 process.send_signal(signal.SIGKILL)
-                self._console.print(f"  {line.rstrip()}   <- SIGKILL", style="dim", highlight=False, soft_wrap=True)
+                self._console.print(
+                    f"  {line.rstrip()}   <- SIGKILL", style="dim", highlight=False, soft_wrap=True
+                )
                 break
         process.stdout.close()
         return process.wait()
 
     def _start(self, arguments: Sequence[str]) -> subprocess.Popen[str]:
-        self._console.print(f"$ python -m {' '.join(arguments)}", highlight=False, markup=False, soft_wrap=True)
+        self._console.print(
+            f"$ python -m {' '.join(arguments)}", highlight=False, markup=False, soft_wrap=True
+        )
         command = [sys.executable, "-m", *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -138,14 +146,12 @@ def metrics(run: Path) -> list[Line]:
 
 def version_at(run: Path, step: int) -> VersionInfo:
     """The newest version of `run` at `step`."""
-    with Store.open(run / "versions") as store:
-        return [info for info in store.list() if info.step == step][-1]
+    return [info for info in Store(run / "versions").list() if info.step == step][-1]
 
 
 def digest(run: Path, version: int, *parts: str) -> str:
     """Of the tensors in `parts`: equal exactly where every bit of every tensor is."""
-    with Store.open(run / "versions") as store:
-        return store.digest(version, parts)
+    return Store(run / "versions").digest(version, parts)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -162,7 +168,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.rule("1. pack the text of Python's standard library")
     library = sysconfig.get_path("stdlib")
     shell.run(
-        *("tools.pack", library, "--glob", "*.py", "--exclude", "site-packages/*", "--exclude", "dist-packages/*"),
+        *(
+            "tools.pack",
+            library,
+            "--glob",
+            "*.py",
+            "--exclude",
+            "site-packages/*",
+            "--exclude",
+            "dist-packages/*",
+        ),
         *("--on-bad", "quarantine", "--train-tokenizer", "bpe:8192", "--out", str(corpus)),
         shown=6,
     )
@@ -179,14 +194,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     console.rule("3. train, kill -9 in mid-epoch, resume")
     at = random.SystemRandom().randrange(steps // 4, steps - 5)
-    claims.check("the killed trainer ended by SIGKILL", shell.kill_at(at, "trainer", str(file)) == -signal.SIGKILL)
+    claims.check(
+        "the killed trainer ended by SIGKILL", shell.kill_at(at, "trainer", str(file)) == -signal.SIGKILL
+    )
     shell.run("trainer", str(file))
     expected, got = metrics(reference), metrics(killed)
     claims.check(
         f"{steps} steps, each with the same sample ids as the reference",
         [line["samples"] for line in got] == [line["samples"] for line in expected] and len(got) == steps,
     )
-    claims.check("every loss is the same, bit for bit", [l["loss"] for l in got] == [l["loss"] for l in expected])
+    claims.check(
+        "every loss is the same, bit for bit",
+        [line["loss"] for line in got] == [line["loss"] for line in expected],
+    )
     of_reference = digest(reference, version_at(reference, steps).version, "model", "optimizer")
     of_killed = digest(killed, version_at(killed, steps).version, "model", "optimizer")
     claims.check("final weights and optimizer state are the same, bit for bit", of_reference == of_killed)
@@ -205,7 +225,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     console.rule("5. restore an early version and train from it")
     early, again = version_at(killed, 2 * EVERY), 4 * EVERY
     shell.run("tools.restore", str(killed), "--version", str(early.version))
-    shell.run("trainer", str(file), "--train.steps", str(again), "--optim.decay_steps", str(steps))
+    shell.run("trainer", str(file), "--train.steps", str(again))
     claims.check(
         f"from step {early.step} to {again} again: the same bits as the reference",
         digest(killed, version_at(killed, again).version, "model", "optimizer")
@@ -224,9 +244,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     versions = Table(title=f"versions of {killed}")
     for column in ("version", "step", "new bytes", "total bytes"):
         versions.add_column(column, justify="right")
-    with Store.open(killed / "versions") as store:
-        for info in store.list():
-            versions.add_row(str(info.version), str(info.step), f"{info.new_bytes:,}", f"{info.total_bytes:,}")
+    for info in Store(killed / "versions").list():
+        versions.add_row(str(info.version), str(info.step), f"{info.new_bytes:,}", f"{info.total_bytes:,}")
     console.print(versions)
     if claims.broken:
         console.print(f"[red]{len(claims.broken)} claims did not hold:[/]", *claims.broken, sep="\n  ")

@@ -25,9 +25,9 @@ class Arguments:
     """The run's configuration, TOML; every key of it can be overridden, as --section.key VALUE."""
     config: Annotated[RunConfig, tyro.conf.arg(name="")]
     resume: str = "latest"
-    """latest: from the newest version, or a new run where there is none. N: from version N. none: from the beginning."""
+    """latest: the newest version, or a new run where there is none. N: version N. none: the beginning."""
     allow_change: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """A key (section.key) that may differ from the version's although the run is then not the one interrupted. Repeatable."""
+    """A key (section.key) that may differ from the version's, although the run is then another. Repeatable."""
     allow_older: bool = False
     """Go on from the newest version that verifies, where the newest one is damaged."""
 
@@ -36,7 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     # The file comes first and is read before the rest is parsed: its values are the defaults of the overrides.
     defaults = load(Path(args[0])) if args and not args[0].startswith("-") else tyro.MISSING
-    arguments = tyro.cli(Arguments, args=args, default=Arguments(file=tyro.MISSING, config=defaults), prog="python -m trainer")
+    arguments = tyro.cli(
+        Arguments, args=args, default=Arguments(file=tyro.MISSING, config=defaults), prog="python -m trainer"
+    )
     config = checked(arguments.config.model_dump(exclude_unset=False), "command line")
     resume = Resume.parse(arguments.resume, arguments.allow_change, arguments.allow_older)
     run(config, resume, Console())

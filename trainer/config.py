@@ -20,7 +20,6 @@ from trainer.optim import OptimConfig
 from trainer.section import FREE, Free, Section
 
 
-
 class RunSection(Section):
     """[run]: the run as a whole."""
 
@@ -117,7 +116,9 @@ def load(file: Path) -> RunConfig:
     try:
         text = file.read_text("utf-8")
     except FileNotFoundError as error:
-        raise ConfigError(f"{file}: no such file; expected a TOML configuration like examples/run.toml") from error
+        raise ConfigError(
+            f"{file}: no such file; expected a TOML configuration like examples/run.toml"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: cannot be read as a configuration: {error}") from error
     try:
@@ -136,7 +137,9 @@ def checked(data: Mapping[str, object], source: str) -> RunConfig:
 
 
 def to_toml(config: RunConfig) -> str:
-    sections = {name: {k: v for k, v in section.items() if v is not None} for name, section in config.plain().items()}
+    sections = {
+        name: {k: v for k, v in section.items() if v is not None} for name, section in config.plain().items()
+    }
     return tomli_w.dumps(sections)
 
 
@@ -158,7 +161,9 @@ def _said(error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{name}: missing"
     message = error["msg"].removeprefix("Value error, ")
-    return f"{name}: {message}, got {error['input']!r}" if name and error["type"] != "value_error" else message
+    return (
+        f"{name}: {message}, got {error['input']!r}" if name and error["type"] != "value_error" else message
+    )
 
 
 def _fields_at(path: tuple[int | str, ...]) -> list[str]:

@@ -1,9 +1,9 @@
 """What can go wrong in a run.
 
-    TrainerError
-    ├── ConfigError        exit 2   the configuration, or the data and model it names, cannot be trained
-    │   └── ChangedConfig  exit 2   a resume under another configuration that would break exactness
-    └── TrainingFailed     exit 1   the run itself went wrong (a loss that is not finite, …)
+TrainerError
+├── ConfigError        exit 2   the configuration, or the data and model it names, cannot be trained
+│   └── ChangedConfig  exit 2   a resume under another configuration that would break exactness
+└── TrainingFailed     exit 1   the run itself went wrong (a loss that is not finite, …)
 """
 
 from __future__ import annotations

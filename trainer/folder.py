@@ -33,7 +33,9 @@ class RunFolder:
 
     def cut_metrics(self, step: int) -> None:
         """Keep the lines up to `step`: what the resumed run repeats replaces what the ended one had written."""
-        kept = [line for line in _lines(self.metrics) if _step(line) is not None and (_step(line) or 0) <= step]
+        kept = [
+            line for line in _lines(self.metrics) if _step(line) is not None and (_step(line) or 0) <= step
+        ]
         replace(self.metrics, "".join(kept))
 
 
@@ -49,7 +51,9 @@ class JsonLines:
         try:
             written = self._file.write(line)
         except OSError as error:
-            raise TrainingFailed(f"{self._path}: {error.strerror}; make room and start again: it resumes") from error
+            raise TrainingFailed(
+                f"{self._path}: {error.strerror}; make room and start again: it resumes"
+            ) from error
         if written != len(line):
             raise TrainingFailed(f"{self._path}: no space left; make room and start again: it resumes")
 

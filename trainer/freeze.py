@@ -19,12 +19,13 @@ class FreezeConfig(Section):
 
 
 def freeze(model: nn.Module, config: FreezeConfig) -> list[str]:
-    """Switch off the gradient of what is frozen and return the trained names. A pattern that matches nothing is refused."""
+    """Switch off the gradient of what is frozen; returns the trained names. A pattern without a match is refused."""
     names = [name for name, _ in model.named_parameters()]
     for pattern in (*config.patterns, *config.unless):
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ConfigError(
-                f"freeze: the pattern {pattern!r} matches no parameter; parameters are named like {names[0]!r}, {names[-1]!r}"
+                f"freeze: the pattern {pattern!r} matches no parameter; "
+                f"they are named like {names[0]!r} and {names[-1]!r}"
             )
     trained = []
     for name, parameter in model.named_parameters():
@@ -34,5 +35,7 @@ def freeze(model: nn.Module, config: FreezeConfig) -> list[str]:
         if parameter.requires_grad:
             trained.append(name)
     if not trained:
-        raise ConfigError("freeze: every parameter is frozen, nothing is left to train; add patterns to freeze.unless")
+        raise ConfigError(
+            "freeze: every parameter is frozen, nothing is left to train; add patterns to freeze.unless"
+        )
     return trained

@@ -1,6 +1,6 @@
 """The loop: a function from batches to progress.
 
-    batches ─► step ─► observers ─► saver ─► until?
+batches ─► step ─► observers ─► saver ─► until?
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def train(
     saver: Saver,
     observers: Sequence[Observer] = (),
 ) -> Progress:
-    """Train from `progress` until `until`; each item holds the micro batches of one step and the feed's state after them."""
+    """Train from `progress` until `until`. An item holds one step's micro batches and the feed's state after them."""
     ended = time.perf_counter()
     stalled = 0.0
     while not until(progress):

@@ -87,9 +87,10 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(self, x_BTD: Tensor, mask: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x_BTD = x_BTD + self.dropout(self.attention(self.attention_norm(x_BTD), mask, cos, sin))
-        x_BTD = x_BTD + self.dropout(self.mlp(self.mlp_norm(x_BTD)))
-        return x_BTD
+        attended: Tensor = self.dropout(self.attention(self.attention_norm(x_BTD), mask, cos, sin))
+        x_BTD = x_BTD + attended
+        thought: Tensor = self.dropout(self.mlp(self.mlp_norm(x_BTD)))
+        return x_BTD + thought
 
 
 class GPT(nn.Module):

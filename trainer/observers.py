@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from pipeline import JSON
 from trainer.folder import JsonLines
 from trainer.loop import StepRecord
 
@@ -19,7 +20,7 @@ class MetricsFile:
 
     def __call__(self, record: StepRecord) -> None:
         result, progress = record.result, record.progress
-        line = {
+        line: dict[str, JSON] = {
             "step": progress.step,
             "position": progress.position,
             "loss": result.loss,

@@ -39,7 +39,7 @@ class OptimConfig(Section):
 
 
 def learning_rate(config: OptimConfig, step: int) -> float:
-    """The rate of the update that makes step `step` (0-based): linear warm-up, then cosine (Loshchilov & Hutter 2017)."""
+    """The rate of update `step` (from 0): linear warm-up, then cosine (Loshchilov & Hutter 2017)."""
     if step < config.warmup_steps:
         return config.lr * (step + 1) / config.warmup_steps
     if config.schedule == "constant" or config.decay_steps is None:
@@ -53,7 +53,10 @@ def adamw(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     """AdamW over all parameters of `model`, frozen ones included: a frozen one has no gradient and does not move."""
     decayed = [p for p in model.parameters() if p.dim() >= 2]
     others = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
     # fused, said outright: for-loop, foreach and fused give different bits, and torch's choice may change.
     return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
 
@@ -105,9 +108,13 @@ class NamedOptimizer:
         ]
         return found
 
-    def load_state_dict(self, state: Mapping[str, Mapping[str, Tensor]]) -> None:
+    def load_state_dict(self, state: Mapping[str, Tree]) -> None:
+        """Take over tensors that did not exist here; those that did were loaded in place."""
         for key, by_name in state.items():
+            assert isinstance(by_name, Mapping), f"{key} is {type(by_name)}"
             for name, tensor in by_name.items():
-                held = self.optimizer.state[self._parameters[name]]
+                parameter = self._parameters[name]
+                assert isinstance(tensor, Tensor), f"{key}/{name} is {type(tensor)}"
+                held = self.optimizer.state[parameter]
                 if held.get(key) is not tensor:
-                    held[key] = tensor.to(self._parameters[name].device)
+                    held[key] = tensor.to(parameter.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
@@ -12,8 +12,8 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from checkpoint import Checkpointer, Part, VersionInfo
-from pipeline import JSON, Item, State
+from checkpoint import Checkpointer, Part, Restored, VersionInfo
+from pipeline import JSON, Item
 from stages.corpus import LocalCorpus, open_corpus
 from stages.feed import Feed, FeedSpec, tensor_feed
 from trainer import resume as rules
@@ -31,8 +31,6 @@ from trainer.saver import Parts, VersionSaver
 from trainer.signals import StopRequest, stop_on_signal
 from trainer.step import TorchStep
 
-BEGINNING = Progress(step=0, position=0, tokens=0, feed={})
-
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -42,6 +40,9 @@ class Origin:
     progress: Progress
     changed: Sequence[Change] = ()
     warnings: Sequence[str] = ()
+
+
+BEGINNING = Origin(None, Progress(step=0, position=0, tokens=0, feed={}))
 
 
 def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
@@ -57,13 +58,17 @@ def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
         feed = _feed(config, corpus, device)
         folder = RunFolder(config.run.dir)
         checkpointer = stack.enter_context(Checkpointer(folder.versions))
-        version = _version(checkpointer, resume)
-        saved = checkpointer.plain(version) if version is not None else {}
-        config = config.resolved(saved.get("config"))
+        saved = _saved(checkpointer, resume)
+        config = config.resolved(None if saved is None else _section(saved, "config"))
         model, optimizer = _model(config, corpus, device)
-        parts = {"model": model, "optimizer": optimizer}
+        parts: dict[str, Part] = {"model": model, "optimizer": optimizer}
         now = environment(device, world_size=1)
-        origin = _restore(checkpointer, version, saved, config, resume, parts, feed, now)
+        origin = BEGINNING
+        if saved is not None:
+            # Every refusal comes before the first change.
+            _accept(saved, config, resume, feed, now)
+            saved = checkpointer.restore(saved.info.version, parts, allow_older=resume.allow_older)
+            origin = _accept(saved, config, resume, feed, now)
         folder.write_config(to_toml(config))
         folder.cut_metrics(origin.progress.step)
         log = stack.enter_context(closing(RunLog(folder, uuid.uuid4().hex[:12], rank=0)))
@@ -109,10 +114,13 @@ def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
         return progress
 
 
-def grouped(items: Iterator[Item[Batch]], count: int) -> Iterator[Item[Sequence[Batch]]]:
-    """`count` micro batches an item, resumable after the last of them."""
-    while group := list(itertools.islice(items, count)):
-        yield Item([item.value for item in group], group[-1].resume)
+def grouped(
+    items: Generator[Item[Batch], None, None], count: int
+) -> Generator[Item[Sequence[Batch]], None, None]:
+    """`count` micro batches an item, resumable after the last of them. Closes `items` when it is closed itself."""
+    with closing(items):
+        while group := list(itertools.islice(items, count)):
+            yield Item([item.value for item in group], group[-1].resume)
 
 
 def _device(config: RunConfig) -> torch.device:
@@ -141,39 +149,46 @@ def _model(config: RunConfig, corpus: LocalCorpus, device: torch.device) -> tupl
     return model, NamedOptimizer(optimizer, model)
 
 
-def _version(checkpointer: Checkpointer, resume: Resume) -> int | None:
-    if resume.fresh:
+def _saved(checkpointer: Checkpointer, resume: Resume) -> Restored | None:
+    """The version to go on from, as far as its plain data; None for a new run."""
+    if resume.fresh or (resume.version is None and checkpointer.latest() is None):
         return None
-    if resume.version is not None:
-        return resume.version
-    return checkpointer.last_good() if resume.allow_older else checkpointer.latest()
+    return checkpointer.restore(resume.version, {}, allow_older=resume.allow_older)
 
 
-def _restore(
-    checkpointer: Checkpointer,
-    version: int | None,
-    saved: Mapping[str, State],
-    config: RunConfig,
-    resume: Resume,
-    parts: Mapping[str, Part],
-    feed: Feed[Batch],
-    now: Mapping[str, JSON],
+def _accept(
+    saved: Restored, config: RunConfig, resume: Resume, feed: Feed[Batch], now: Mapping[str, JSON]
 ) -> Origin:
-    """Bring parts and feed to `version`. Every refusal comes before the first change."""
-    if version is None:
-        return Origin(None, BEGINNING)
-    found = rules.changes(saved["config"], config)
+    """Hold the version against what it is resumed with, and seek the feed. Raises ChangedConfig, FeedMismatch."""
+    found = rules.changes(_section(saved, "config"), config)
     rules.refuse_inexact(found, resume.allow_change)
-    feed.load_state_dict(saved["feed"])
-    checkpointer.restore(version, parts)
-    done = saved["progress"]
-    progress = Progress(_integer(done, "step"), _integer(done, "position"), _integer(done, "tokens"), saved["feed"])
-    return Origin(version, progress, found, differing(saved["environment"], now))
+    state = _section(saved, "feed")
+    feed.load_state_dict(state)
+    done = _section(saved, "progress")
+    progress = Progress(_integer(done, "step"), _integer(done, "position"), _integer(done, "tokens"), state)
+    warnings = [
+        *([f"{saved.damaged}"] if saved.damaged is not None else []),
+        *(
+            f"bits may differ from the uninterrupted run: {d}"
+            for d in differing(_section(saved, "environment"), now)
+        ),
+    ]
+    return Origin(saved.info.version, progress, found, warnings)
+
+
+def _section(saved: Restored, part: str) -> dict[str, JSON]:
+    plain = saved.plain.get(part)
+    if not isinstance(plain, dict):
+        raise ConfigError(
+            f"version {saved.info.version} holds no {part!r}: it was not written by this trainer"
+        )
+    return plain
 
 
 def _integer(plain: Mapping[str, JSON], key: str) -> int:
-    value = plain[key]
-    assert isinstance(value, int), f"progress.{key} is {value!r}"
+    value = plain.get(key)
+    if not isinstance(value, int):
+        raise ConfigError(f"the version's progress has no {key!r}: it was not written by this trainer")
     return value
 
 
@@ -182,13 +197,17 @@ def _announce(
 ) -> None:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
-    begun = f"resuming from version {origin.version} at step {origin.progress.step}" if origin.version else "a new run"
+    begun = (
+        f"resuming from version {origin.version} at step {origin.progress.step}"
+        if origin.version
+        else "a new run"
+    )
     lines = [
         f"run {config.run.dir}: {begun}, to step {config.train.steps}",
         f"corpus {config.data.corpus}: {corpus.meta.documents:,} documents, {corpus.meta.tokens:,} tokens",
         f"model: {total:,} parameters, {trained:,} trained",
         *(f"changed since the version: {change}" for change in origin.changed),
-        *(f"warning: bits may differ from the uninterrupted run: {warning}" for warning in origin.warnings),
+        *(f"warning: {warning}" for warning in origin.warnings),
     ]
     for line in lines:
         console.print(line, soft_wrap=True, highlight=False, markup=False)
@@ -202,6 +221,8 @@ def _announce(
 
 
 def _close(console: Console, log: RunLog, config: RunConfig, progress: Progress, stop: StopRequest) -> None:
-    reason = "done" if progress.step >= config.train.steps else f"stopped by {stop.signal and stop.signal.name}"
+    reason = (
+        "done" if progress.step >= config.train.steps else f"stopped by {stop.signal and stop.signal.name}"
+    )
     log.event("end", step=progress.step, reason=reason)
     console.print(f"{reason}: step {progress.step}, {progress.tokens:,} tokens trained", highlight=False)

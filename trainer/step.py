@@ -45,7 +45,13 @@ class TorchStep:
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, config: OptimConfig, *, seed: int, rank: int = 0
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        config: OptimConfig,
+        *,
+        seed: int,
+        rank: int = 0,
     ) -> None:
         self._model, self._optimizer, self._config = model, optimizer, config
         self._trained = [p for p in model.parameters() if p.requires_grad]
@@ -54,7 +60,9 @@ class TorchStep:
     def __call__(self, micro_batches: Sequence[Batch], step: int) -> StepResult:
         torch.manual_seed(step_seed(self._seed, step, self._rank))
         trained = sum(int((batch["labels"][:, 1:] != -100).sum()) for batch in micro_batches)
-        padded = sum(int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch)
+        padded = sum(
+            int((batch["attention_mask"] == 0).sum()) for batch in micro_batches if "attention_mask" in batch
+        )
         lr = learning_rate(self._config, step)
         forward_s = backward_s = 0.0
         loss = 0.0

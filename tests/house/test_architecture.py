@@ -65,7 +65,10 @@ def test_every_package_says_what_flows_through_it() -> None:
         assert "─►" in docstring, f"{package}/__init__.py draws no flow"
 
 
-@pytest.mark.parametrize("module", ["pipeline", "stages", "stages.feed", "stages.corpus", "tools.pack", "checkpoint", "tools.versions"])
+@pytest.mark.parametrize(
+    "module",
+    ["pipeline", "stages", "stages.feed", "stages.corpus", "tools.pack", "checkpoint", "tools.versions"],
+)
 def test_light_modules_start_without_heavy_ones(module: str) -> None:
     code = f"import sys, {module}; print(*[m for m in {HEAVY!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
@@ -77,11 +80,18 @@ def test_nothing_unpickles() -> None:
     for package in PACKAGES:
         for path in sources(package):
             tree = ast.parse(path.read_text("utf-8"))
-            wrong += [f"{path}:{line} imports {m}" for m, line in imported(tree) if m.split(".")[0] in {"pickle", "marshal", "shelve"}]
+            wrong += [
+                f"{path}:{line} imports {m}"
+                for m, line in imported(tree)
+                if m.split(".")[0] in {"pickle", "marshal", "shelve"}
+            ]
             wrong += [
                 f"{path}:{node.lineno} calls torch.load"
                 for node in ast.walk(tree)
-                if isinstance(node, ast.Attribute) and node.attr == "load" and isinstance(node.value, ast.Name) and node.value.id == "torch"
+                if isinstance(node, ast.Attribute)
+                and node.attr == "load"
+                and isinstance(node.value, ast.Name)
+                and node.value.id == "torch"
             ]
     assert not wrong
 
@@ -93,9 +103,13 @@ def test_all_is_what_is_exported() -> None:
         exported = [
             ast.literal_eval(node.value)
             for node in tree.body
-            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "__all__"
+            if isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "__all__"
         ]
         assert exported, f"{package} has no __all__"
         code = f"import {package} as p; print(*[n for n in p.__all__ if not hasattr(p, n)])"
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        )
         assert done.stdout.strip() == "", f"{package}.__all__ names what is not there"
