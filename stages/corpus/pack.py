@@ -160,8 +160,8 @@ def differences(
     if existing.quarantine is not None and spec.on_bad == "fail":
         found.append(f"it has {existing.quarantine.records} records quarantined, and --on-bad is fail here")
     if tuple(given.name for given in existing.inputs) != inputs.names:
-        found.append(f"it was made from {_names(given.name for given in existing.inputs)}, not from
-        {_names(inputs.names)}")
+        was_from, now_from = _names(given.name for given in existing.inputs), _names(inputs.names)
+        found.append(f"it was made from {was_from}, not from {now_from}")
     if not found and existing.inputs != fingerprints(inputs, hashed(inputs)):
         found.append("its inputs had another content")
     return found
