@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from checkpoint.capture import Walked
 from checkpoint.errors import WrongState
+from checkpoint.store import no_part
 from checkpoint.strict import JSON
 from checkpoint.tensors import TensorSpec
 from checkpoint.tree import Part
@@ -20,9 +21,7 @@ def check_fit(version: int, manifest: Manifest, parts: Mapping[str, Part], live:
     found: list[str] = []
     for name, part in parts.items():
         if name not in manifest.tree:
-            found.append(
-                f"part {name}: not in version {version}, which has {', '.join(manifest.tree) or 'none'}"
-            )
+            found.append(no_part(version, manifest, name))
             continue
         stored = {
             path.removeprefix(f"{name}/"): manifest.tensors[index].spec

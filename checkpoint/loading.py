@@ -82,6 +82,33 @@ def load_tensors(
     return LoadedTensors(tensors, _records(manifest, pieces, marks), _packs(store, version, pieces))
 
 
+@dataclass(frozen=True)
+class PartTensors:
+    """The tensors of a part by name within it; of tied ones one, and `tied` gives the name it goes by."""
+
+    tensors: Mapping[str, torch.Tensor]
+    tied: Mapping[str, str]
+
+
+def load_part(store: Store, version: int, part: str) -> PartTensors:
+    """Load and verify a part's tensors into fresh memory.
+
+    Raises:
+        NoVersion, StoreDamaged: there is nothing whole to load.
+        WrongState: the version has no such part.
+    """
+    _, manifest = store.read(version)
+    store.expect_part(version, manifest, part)
+    first: dict[int, str] = {}
+    tied: dict[str, str] = {}
+    for path, index in manifest.leaves(part).items():
+        name = path.removeprefix(f"{part}/")
+        if first.setdefault(index, name) != name:
+            tied[name] = first[index]
+    loaded = load_tensors(store, version, manifest, list(first), {})
+    return PartTensors({name: loaded.tensors[index] for index, name in first.items()}, tied)
+
+
 def _read(
     store: Store, version: int, wanted: Sequence[tuple[StoredPiece, memoryview]], fingerprints: bool
 ) -> dict[tuple[int, int], bytes]:

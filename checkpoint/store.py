@@ -10,15 +10,16 @@ from blake3 import blake3
 
 from checkpoint.chunks import Chunks, Span
 from checkpoint.disk import Disk
-from checkpoint.errors import NoStore, NoVersion, StoreDamaged, naming
+from checkpoint.errors import NoStore, NoVersion, StoreDamaged, WrongState, naming
 from checkpoint.layout import FOLDERS, Format, Layout, version_number
-from checkpoint.strict import Malformed
+from checkpoint.strict import Malformed, encode
 from checkpoint.tensors import ITEM_BYTES, chunk_count, chunk_length
 from checkpoint.version import (
     DIGEST_BYTES,
     EMPTY_ROOT,
     PREFIX,
     Manifest,
+    StoredTensor,
     VersionInfo,
     decode_header,
     decode_version,
@@ -163,21 +164,10 @@ class Store:
             for index, digest in enumerate(piece.digests)
         ]
 
-    def digest(self, version: int, parts: Sequence[str]) -> str:
-        """Of the tensors of some parts: equal for two versions exactly where every name, shape and bit is.
-
-        Raises:
-            NoVersion, StoreDamaged: there is no such version, or its file is not what was written.
-            KeyError: it has no such part.
-        """
-        _, manifest = self.read(version)
-        digest = blake3()
-        for part in sorted(parts):
-            for name, index in sorted(manifest.leaves(part).items()):
-                tensor = manifest.tensors[index]
-                digest.update(f"{name} {tensor.spec} {len(tensor.roots)}\n".encode())
-                digest.update(b"".join(tensor.roots))
-        return digest.hexdigest()
+    def chunks_of(self, tensor: StoredTensor) -> int:
+        """How many chunks a tensor is cut into."""
+        item = ITEM_BYTES[tensor.spec.dtype]
+        return sum(chunk_count(piece.elements * item, self.format.chunk_bytes) for piece in tensor.pieces)
 
     def verify(self, version: int, checked: set[bytes] | None = None) -> VersionInfo:
         """Read every byte of a version and compare it with its digest.
@@ -211,6 +201,32 @@ class Store:
                 continue
             return version
         return None
+
+    def digest(self, version: int, parts: Sequence[str]) -> str:
+        """A digest of the tensors of some parts, from the version file alone.
+
+        Equal for versions of stores with one chunk size exactly where names, types, shapes, pieces and every
+        bit are.
+
+        Raises:
+            NoVersion, StoreDamaged: there is no such version, or its file is damaged.
+            WrongState: it lacks one of the parts.
+        """
+        _, manifest = self.read(version)
+        hasher = blake3()
+        for part in sorted(parts):
+            self.expect_part(version, manifest, part)
+            for name, index in sorted(manifest.leaves(part).items()):
+                tensor = manifest.tensors[index]
+                boxes = [[list(piece.offset), list(piece.shape)] for piece in tensor.pieces]
+                hasher.update(encode([name, tensor.spec.dtype, list(tensor.spec.shape), boxes]))
+                hasher.update(b"".join(tensor.roots))
+        return hasher.hexdigest()
+
+    def expect_part(self, version: int, manifest: Manifest, part: str) -> None:
+        """Raises WrongState unless the version has the part."""
+        if part not in manifest.tree:
+            raise WrongState(version, [no_part(version, manifest, part)])
 
     def restore_as_head(self, version: int) -> VersionInfo:
         """Verify a version whole, then commit a new one with its content. No pack is written.
@@ -251,6 +267,11 @@ class Store:
 
     def _damaged(self, version: int, error: Malformed) -> StoreDamaged:
         return StoreDamaged(f"{self.layout.version(version)}: {error}", version=version)
+
+
+def no_part(version: int, manifest: Manifest, part: str) -> str:
+    """Says that a version lacks a part, and which parts it has."""
+    return f"part {part}: not in version {version}, which has {', '.join(manifest.tree) or 'none'}"
 
 
 def in_words(versions: Sequence[int]) -> str:

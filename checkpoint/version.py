@@ -105,6 +105,10 @@ class Manifest:
             from_json(tree, lambda name, index: found.setdefault(index, name), part)
         return [found[index] for index in range(len(self.tensors))]
 
+    def plain(self, part: str) -> JSON:
+        """A part's plain data, without the tensors. Raises KeyError."""
+        return plain_json(self.tree[part])
+
     def leaves(self, part: str) -> dict[str, int]:
         """All tensor names of a part, tied ones too, each with its tensor's index. Raises KeyError."""
         found: dict[str, int] = {}
