@@ -21,7 +21,7 @@ class PipelineError(Exception):
     exit_code: int = 1
 
 
-class StageFailed(PipelineError):  # noqa: N818 - it says what happened
+class StageFailed(PipelineError):
     """A stage's function or source raised; `__cause__` is what it raised, with its traceback.
 
     Items before `index` have been delivered when this is raised.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Coroutine
 from queue import SimpleQueue
 from threading import Thread
@@ -30,7 +29,6 @@ class ThreadMap:
         self._out = out
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         self._stopped = False
-        self._last = sys.maxsize
         self.threads = tuple(
             Thread(target=self._work, name=f"{spec.name}-{number}", daemon=True)
             for number in range(spec.width)
@@ -61,8 +59,7 @@ class ThreadMap:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            # Nobody will see what comes after a failure. What was taken before it must still be filled.
-            if not self._stopped and call[0] <= self._last:
+            if not self._stopped:
                 self._call(*call)
             del call  # or an idle thread would keep its last value alive
 
@@ -73,7 +70,6 @@ class ThreadMap:
                 value.close()
                 raise TypeError("the function gave a coroutine, which a thread cannot await: give on='loop'")
         except BaseException as error:  # noqa: BLE001 - whatever a function raises is the consumer's to see
-            self._last = index
             failure = StageFailed.of(error, stage=self._spec.name, index=index, value=item.value)
             self._out.fill(slot, End(failure))
         else:

@@ -43,12 +43,6 @@ class Slot:
     def __init__(self) -> None:
         self.entry: Entry | None = None
 
-    def empty(self) -> Entry:
-        """Give the entry away, so that whoever still holds the slot does not keep a value alive."""
-        entry, self.entry = self.entry, None
-        assert entry is not None
-        return entry
-
 
 class Window:
     """Slots in order, at most `ahead`; the two kinds of taker are the subclasses."""
@@ -120,7 +114,8 @@ class LoopWindow(Window):
         """The oldest entry, once it is filled."""
         while not self._ready():
             await self._wait_for_head()
-        entry = self._slots.popleft().empty()
+        entry = self._slots.popleft().entry
+        assert entry is not None
         self._wake_for_room()
         return entry
 
@@ -164,7 +159,8 @@ class Outlet(Window):
         """The oldest entry, once it is filled or the outlet is aborted. In the consumer's thread."""
         if self._aborted is not None or not self._ready():
             self._wait()
-        entry = self._slots.popleft().empty()
+        entry = self._slots.popleft().entry
+        assert entry is not None
         if self._room_wanted and len(self._slots) <= self._low:
             self._room_wanted = False
             self._post(self._wake_for_room)

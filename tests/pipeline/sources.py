@@ -36,7 +36,7 @@ class Count:
             self.closed += 1
 
 
-class TwoArguments(Exception):  # noqa: N818
+class TwoArguments(Exception):
     """Cannot be rebuilt from its message."""
 
     exit_code = 2

@@ -103,7 +103,7 @@ def test_no_exception_is_mistaken_for_an_end(kind: str, error: BaseException) ->
 
 
 @pytest.mark.parametrize("round_", range(100))
-def test_calls_taken_before_a_failure_are_not_dropped(round_: int) -> None:
+def test_calls_taken_before_a_failure_are_not_dropped(round_: int, hasty_switches: None) -> None:
     """Each later call fails as well: whichever fails first, the consumer sees the first in order."""
     values, failure = run_out(Plan(Count(100)).map(break_at(9, ValueError()), width=4))
     assert (values, failure.index) == (list(range(9)), 9)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from threading import Barrier, Event
 
 import pytest
 from hypothesis import given, settings
@@ -89,8 +90,6 @@ def test_read_ahead_is_bounded_exactly(functions: list, width: int) -> None:
 
 def test_a_width_is_used_to_the_full() -> None:
     """Three calls can only return once all three are in flight."""
-    from threading import Barrier
-
     barrier = Barrier(3)
 
     def meet(x: int) -> int:
@@ -99,6 +98,31 @@ def test_a_width_is_used_to_the_full() -> None:
 
     with start(Plan(Count(30)).map(meet, width=3, ahead=3)) as running:
         assert [item.value for item in running] == list(range(30))
+
+
+def test_a_free_place_is_used_while_another_call_is_running() -> None:
+    """Call 1 returns only once call 2 runs, for which there is room only once item 0 is taken."""
+    running_2 = Event()
+
+    def wait_for_the_next(x: int) -> int:
+        if x == 1:
+            assert running_2.wait(10)
+        if x == 2:
+            running_2.set()
+        return x
+
+    with start(Plan(Count(3)).map(wait_for_the_next, width=2, ahead=2)) as running:
+        assert [item.value for item in running] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("ahead", [1, 2, 5])
+def test_no_wake_up_is_lost(ahead: int, hasty_switches: None) -> None:
+    """Every hop (loop to thread, thread to thread, thread to loop, thread to consumer), waiting all the time."""
+    plan = Plan(Count(1500), ahead=ahead)
+    for function in (triple, triple, double, triple):
+        plan = plan.map(function, ahead=ahead)
+    with start(plan) as running:
+        assert [item.value for item in running] == [54 * i for i in range(1500)]
 
 
 def test_a_cheap_def_may_run_on_the_loop() -> None:
