@@ -13,6 +13,8 @@ import io
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 import pyarrow as pa
@@ -123,7 +125,16 @@ class ArrowWriter:
             lengths=self._index(LENGTHS_FILE, _LENGTHS_SPOOL, lengths_schema(), self.documents),
         )
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
     def close(self) -> None:
+        """Close every file, finished or not. May be called twice."""
         if self._shard is not None:
             self._shard.abandon()
         self._files.close()

@@ -77,7 +77,7 @@ def pack(
     digests: list[FileDigest] = []
     plan = Plan(TextSource(inputs, spec.read), ahead=AHEAD).map(Encode(tokenizer), width=WIDTH, ahead=AHEAD)
     with (
-        closing(ArrowWriter(folder, tokenizer.dtype)) as writer,
+        ArrowWriter(folder, tokenizer.dtype) as writer,
         closing(Quarantine(folder / QUARANTINE_FILE)) as quarantine,
     ):
         read_bytes = 0
