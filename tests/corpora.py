@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -22,9 +23,8 @@ def write_corpus(
     with claimed(folder) as output:
         output.begin()
         (folder / "tokenizer.json").write_bytes(b"{}")
-        with ArrowWriter(
-            folder, "uint16", batch_tokens=batch_tokens, shard_tokens=4 * batch_tokens
-        ) as writer:
+        writer = ArrowWriter(folder, "uint16", batch_tokens=batch_tokens, shard_tokens=4 * batch_tokens)
+        with closing(writer):
             for document in documents:
                 writer.append(document.astype(np.uint16), np.array([len(document)], np.uint32))
             written = writer.finish()

@@ -133,8 +133,8 @@ def _main(arguments: list[str], output: str, hook: Callable[[], None] | None) ->
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: PTH123, SIM115 - the descriptor itself
-    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: PTH123, SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115 - the descriptor itself
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     if hook is not None:
         hook()
     code = guarded(lambda: main(arguments))

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Annotated
 
 import tyro
+from pydantic import ValidationError
 from rich.console import Console
 
-from trainer.config import RunConfig, checked, load
+from trainer.config import RunConfig, load, refusal
 from trainer.entry import guarded
 from trainer.resume import Resume
 from trainer.run import run
@@ -36,12 +37,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     # The file comes first and is read before the rest is parsed: its values are the defaults of the overrides.
     defaults = load(Path(args[0])) if args and not args[0].startswith("-") else tyro.MISSING
-    arguments = tyro.cli(
-        Arguments, args=args, default=Arguments(file=tyro.MISSING, config=defaults), prog="python -m trainer"
-    )
-    config = checked(arguments.config.model_dump(exclude_unset=False), "command line")
+    default = Arguments(file=tyro.MISSING, config=defaults)
+    try:
+        arguments = tyro.cli(Arguments, args=args, default=default, prog="python -m trainer")
+    except ValidationError as error:
+        raise refusal(error, "command line") from error
     resume = Resume.parse(arguments.resume, arguments.allow_change, arguments.allow_older)
-    run(config, resume, Console())
+    run(arguments.config, resume, Console())
     return 0
 
 

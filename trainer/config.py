@@ -133,7 +133,12 @@ def checked(data: Mapping[str, object], source: str) -> RunConfig:
     try:
         return RunConfig.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join([f"{source}:", *(f"  {_said(e)}" for e in error.errors())])) from error
+        raise refusal(error, source) from error
+
+
+def refusal(error: ValidationError, source: str) -> ConfigError:
+    """Every wrong key of `source` in one message."""
+    return ConfigError("\n".join([f"{source}:", *(f"  {_said(each)}" for each in error.errors())]))
 
 
 def to_toml(config: RunConfig) -> str:

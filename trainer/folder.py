@@ -13,7 +13,7 @@ from trainer.errors import ConfigError, TrainingFailed
 
 
 class RunFolder:
-    """Paths of a run and the writing of its small files. Raises ConfigError where the folder cannot be made."""
+    """Paths of a run and the writing of its small files."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -21,11 +21,14 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.log = path / "log.jsonl"
         self.versions = path / "versions"
+
+    def make(self) -> None:
+        """Raises ConfigError where it cannot be made."""
         try:
-            path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(
-                f"run.dir {path}: cannot be made: {error.strerror}; name a folder that can be written"
+                f"run.dir {self.path}: cannot be made: {error.strerror}; name a folder that can be written"
             ) from error
 
     def write_config(self, text: str) -> None:

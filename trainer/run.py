@@ -56,13 +56,17 @@ def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
     with ExitStack() as stack:
         corpus = stack.enter_context(open_corpus(config.data.corpus))
         feed = _feed(config, corpus, device)
-        folder = RunFolder(config.run.dir)
-        checkpointer = stack.enter_context(Checkpointer(folder.versions))
-        saved = _saved(checkpointer, resume)
-        config = config.resolved(None if saved is None else _section(saved, "config"))
         model, optimizer = _model(config, corpus, device)
         parts: dict[str, Part] = {"model": model, "optimizer": optimizer}
         now = environment(device, world_size=1)
+        # The folder comes after whatever else can be refused: a mistake must not leave an empty run behind.
+        folder = RunFolder(config.run.dir)
+        if resume.version is not None and not folder.versions.exists():
+            raise ConfigError(f"--resume {resume.version}: {folder.path} holds no versions yet")
+        folder.make()
+        checkpointer = stack.enter_context(Checkpointer(folder.versions))
+        saved = _saved(checkpointer, resume)
+        config = config.resolved(None if saved is None else _section(saved, "config"))
         origin = BEGINNING
         if saved is not None:
             # Every refusal comes before the first change.

@@ -1,4 +1,4 @@
-"""The promise: killed at any instant, the resumed run sees the same samples and reaches the same weights, bit for bit."""
+"""Killed at any instant, the resumed run sees the same samples and reaches the same weights, bit for bit."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.trainer_process import (
     SAMPLES,
     STEPS,
     KillAfterOperation,
-    SignalAfterStep,
     Outcome,
+    SignalAfterStep,
     finished,
     outcome,
     start,
@@ -85,7 +85,9 @@ def test_killed_at_500_random_moments(place: Path, seconds: float, uninterrupted
 def operations(place: Path) -> int:
     """Operations on the store that a whole run makes: a kill after more of them never comes."""
     low, high = 1, 1
-    while (killed := trained(write_config(place, run=f"count-{high}"), hook=KillAfterOperation(high))).code == -9:
+    while (
+        killed := trained(write_config(place, run=f"count-{high}"), hook=KillAfterOperation(high))
+    ).code == -9:
         low, high = high, 2 * high
     assert killed.code == 0, killed.output
     while high - low > 8:
@@ -150,4 +152,3 @@ def test_sigterm_saves_and_exits_0(place: Path, uninterrupted: Outcome) -> None:
     assert trained(file, hook=SignalAfterStep(5, signal.SIGTERM)).code == 0
     assert Store(place / "sigterm" / "versions").list()[-1].step == 5
     assert resumed(file) == uninterrupted
-
