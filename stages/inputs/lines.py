@@ -36,6 +36,11 @@ class Lines:
         self._size = 0
         self._offset = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Memory that the line at hand takes."""
+        return sum(map(len, self._parts))
+
     def feed(self, piece: bytes) -> Iterator[Line]:
         *ended, rest = piece.split(b"\n")
         for part in ended:
@@ -54,7 +59,7 @@ class Lines:
         else:
             data, size = part, len(part)
         if size > self._limit:
-            data = data[:KEPT_BYTES]
+            data = data[: min(self._limit, KEPT_BYTES)]
         self._parts.clear()
         self._size = 0
         self._offset += size + newline

@@ -79,6 +79,7 @@ class TextSource:
             async for records in reading.records():
                 for record in records:
                     if record.stop <= offset:
+                        reading.take_read()
                         continue
                     group.add(record)
                     if group.size >= self._spec.group_bytes or group.records >= self._spec.group_records:

@@ -129,6 +129,16 @@ class CorpusContract(ABC):
         self.take(corpus, spans((1, 2, 3)), out)
         assert out.tolist() == [-5, -5, -5, 1, 2, -5]
 
+    @pytest.mark.parametrize("step", [5, -4])
+    def test_runs_of_one_length_may_lie_apart_or_backwards(self, corpus: CorpusReader, step: int) -> None:
+        starts = np.arange(60)
+        at = starts * step if step > 0 else (starts[::-1] * -step).copy()
+        out = np.full(300, -1)
+        self.take(corpus, Spans(starts, np.full(60, 4), at), out)
+        for start, place in zip(starts, at, strict=True):
+            assert out[place : place + 4].tolist() == FLAT[start : start + 4].tolist()
+        assert (out == -1).sum() == 60
+
     def test_nothing_is_read_for_no_runs_and_empty_ones(self, corpus: CorpusReader) -> None:
         out = np.empty(0, dtype=np.int64)
         self.take(corpus, spans(), out)
