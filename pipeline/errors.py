@@ -51,7 +51,7 @@ class StageFailed(PipelineError):
         """Wrap what `stage` raised at item `index`, whose input was `value`."""
         provenance = next((p for p in map(_provenance, (error, value)) if p is not None), None)
         code = getattr(error, "exit_code", None)
-        message = str(error)
+        message = _message(error)
         failure = cls(
             stage,
             index,
@@ -71,6 +71,19 @@ class AbandonedThread(RuntimeWarning):
     """
 
 
+# Both run code of the user's while a failure is reported: an exception out of them would leave the consumer waiting.
+
+
+def _message(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # noqa: BLE001
+        return f"<its message raised {type(another).__name__}>"
+
+
 def _provenance(thing: object) -> str | None:
-    found = getattr(thing, "provenance", None)
+    try:
+        found = getattr(thing, "provenance", None)
+    except Exception:  # noqa: BLE001
+        return None
     return found if isinstance(found, str) else None

@@ -37,6 +37,8 @@ class Reader:
             items = self._spec.source.read(self._at)
             try:
                 async for item in items:
+                    if not isinstance(item, Item):
+                        raise TypeError(f"a source must yield Items, got {type(item).__name__}")
                     self._out.fill(slot, item)
                     self._index += 1
                     del item  # what has been handed on must not be kept alive from here

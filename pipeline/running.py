@@ -68,7 +68,8 @@ class Running(Iterator[Item[T]], Generic[T]):
         except PipelineError as late:
             if error is None:
                 raise
-            error.add_note(f"And then, when the pipeline was closed: {late}")
+            if late is not error:
+                error.add_note(f"And then, when the pipeline was closed: {late}")
 
     def __iter__(self) -> Running[T]:
         return self

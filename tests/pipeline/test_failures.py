@@ -148,6 +148,30 @@ def test_what_is_no_source_fails_clearly() -> None:
     assert "__aiter__" in failure.reason
 
 
+def test_source_of_bare_values_fails_clearly() -> None:
+    class Bare:
+        async def read(self, at: State | None) -> AsyncIterator[int]:
+            yield 5
+
+    _, failure = run_out(Plan(Bare()).map(triple).map(double))
+    assert failure.reason == "TypeError: a source must yield Items, got int"
+
+
+@pytest.mark.parametrize("kind", ["source", "loop", "thread"])
+def test_an_exception_that_cannot_tell_what_it_is(kind: str) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise ValueError
+
+        @property
+        def provenance(self) -> str:
+            raise ValueError
+
+    _, failure = run_out(make_plan(kind, 3, 2, Mute()))
+    assert failure.reason == "Mute: <its message raised ValueError>"
+    assert failure.index == 3
+
+
 def test_coroutine_in_a_thread_is_an_error() -> None:
     def hidden(x: int) -> object:
         return double(x)
