@@ -66,14 +66,15 @@ def write_config(folder: Path, *, run: str = "run", steps: int = STEPS) -> Path:
 
 @dataclass(frozen=True)
 class KillAfterOperation:
-    """Dies by SIGKILL right after the `count`-th operation on the version store."""
+    """Dies by SIGKILL right after the `count`-th operation on the version store; 0: never. Names them in `record`."""
 
     count: int
+    record: Path
 
     def __call__(self) -> None:
         import trainer.run
 
-        disk = _DyingDisk(self.count)
+        disk = _DyingDisk(self.count, self.record)
         trainer.run.Checkpointer = functools.partial(trainer.run.Checkpointer, disk=disk)  # type: ignore[misc,assignment]
 
 
@@ -99,8 +100,9 @@ class SignalAfterStep:
 
 
 class _DyingDisk(Disk):
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, record: Path) -> None:
         self._left = count
+        self._record = record.open("w", buffering=1)
 
     def __getattribute__(self, name: str) -> object:
         found = super().__getattribute__(name)
@@ -109,6 +111,7 @@ class _DyingDisk(Disk):
 
         def counted(*args: object, **kwargs: object) -> object:
             result = found(*args, **kwargs)
+            self._record.write(f"{name}\n")
             self._left -= 1
             if self._left == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -120,7 +123,8 @@ class _DyingDisk(Disk):
 def start(arguments: Sequence[str], output: Path, hook: Callable[[], None] | None = None) -> BaseProcess:
     """`python -m trainer ARGUMENTS`, its output to a file."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["trainer.__main__", "tests.trainer_process"])
+    # torch._dynamo: the first optimizer of a process imports it, and that takes longer than a whole run here.
+    context.set_forkserver_preload(["trainer.__main__", "tests.trainer_process", "torch._dynamo"])
     process = context.Process(target=_main, args=(list(arguments), str(output), hook))
     process.start()
     return process
@@ -156,7 +160,8 @@ def finished(process: BaseProcess, output: Path, timeout: float = 120.0) -> Ende
         process.kill()
         process.join()
     process.close()
-    return Ended(code, output.read_text())
+    # A process killed early enough has not opened it.
+    return Ended(code, output.read_text() if output.exists() else "")
 
 
 def trained(file: Path, *arguments: str, hook: Callable[[], None] | None = None) -> Ended:

@@ -82,37 +82,35 @@ def test_killed_at_500_random_moments(place: Path, seconds: float, uninterrupted
         assert ended == uninterrupted, f"kill {number}"
 
 
-def operations(place: Path) -> int:
-    """Operations on the store that a whole run makes: a kill after more of them never comes."""
-    low, high = 1, 1
-    while (
-        killed := trained(write_config(place, run=f"count-{high}"), hook=KillAfterOperation(high))
-    ).code == -9:
-        low, high = high, 2 * high
-    assert killed.code == 0, killed.output
-    while high - low > 8:
-        middle = (low + high) // 2
-        ended = trained(write_config(place, run=f"count-{middle}"), hook=KillAfterOperation(middle))
-        low, high = (middle, high) if ended.code == -9 else (low, middle)
-    return low
+@pytest.fixture(scope="module")
+def operations(place: Path) -> list[str]:
+    """The operations on the version store that a whole run makes, in order."""
+    record = place / "operations"
+    assert trained(write_config(place, run="counted"), hook=KillAfterOperation(0, record)).code == 0
+    return record.read_text().splitlines()
 
 
-def test_killed_within_a_save(place: Path, uninterrupted: Outcome) -> None:
-    """After operations spread over the second save: packs written, synced, renamed; the version linked or not."""
-    for count in range(60, 220, 20):
-        file = write_config(place, run=f"operation-{count}")
-        killed = trained(file, hook=KillAfterOperation(count))
+def kill_after_operations(place: Path, counts: range, uninterrupted: Outcome) -> None:
+    for count in counts:
+        file = write_config(place, run=f"operation-{count}-of-{counts.stop}")
+        killed = trained(file, hook=KillAfterOperation(count, place / "record"))
         assert killed.code == -signal.SIGKILL, f"{count}: {killed.output}"
         assert resumed(file) == uninterrupted, f"killed after operation {count}"
+
+
+def test_killed_within_a_save(place: Path, operations: list[str], uninterrupted: Outcome) -> None:
+    """After every single operation of the second save: packs written, synced, renamed; the version linked or not."""
+    commits = [number for number, name in enumerate(operations, start=1) if name == "link"]
+    assert len(commits) == len([*range(3, STEPS, 3), STEPS])
+    kill_after_operations(place, range(commits[0], commits[1] + 1), uninterrupted)
 
 
 @pytest.mark.slow
-def test_killed_after_every_operation_on_the_store(place: Path, uninterrupted: Outcome) -> None:
-    for count in range(1, operations(place)):
-        file = write_config(place, run=f"every-{count}")
-        killed = trained(file, hook=KillAfterOperation(count))
-        assert killed.code == -signal.SIGKILL, f"{count}: {killed.output}"
-        assert resumed(file) == uninterrupted, f"killed after operation {count}"
+def test_killed_after_every_operation_on_the_store(
+    place: Path, operations: list[str], uninterrupted: Outcome
+) -> None:
+    # The last one closes the store: after it there is nothing left to kill.
+    kill_after_operations(place, range(1, len(operations)), uninterrupted)
 
 
 @pytest.mark.parametrize("step", [4, 8, 12])
