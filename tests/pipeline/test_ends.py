@@ -191,6 +191,22 @@ def test_values_die_with_their_last_user() -> None:
         assert all(event.wait(5) for event in dead)
 
 
+def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    really_start = threading.Thread.start
+
+    def start_thread(thread: threading.Thread) -> None:
+        if thread.name == "triple-2":
+            raise RuntimeError("can't start new thread")
+        really_start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_thread)
+    with pytest.raises(PipelineError, match="could not start 4 threads: can't start new thread"):
+        start(Plan(Count(5)).map(triple, width=3))
+    for thread in threading.enumerate():
+        if thread.name.startswith("triple"):
+            thread.join(10)
+
+
 @pytest.mark.parametrize("state", ["waiting", "calling", "dropped", "in executor"])
 def test_interpreter_exits_with_the_pipeline_alive(state: str) -> None:
     """No hang, and nothing on stderr, where warnings are shown."""
