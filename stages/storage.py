@@ -135,9 +135,19 @@ def locked(folder: Path) -> Iterator[None]:
             ) from error
         except OSError as error:
             raise OutputError(f"{folder}: cannot be locked: {error.strerror}") from error
+        if not _is_still(fd, folder):
+            raise OutputBusy(f"{folder}: was in use until now, and its holder has removed it; try again")
         yield
     finally:
         os.close(fd)
+
+
+def _is_still(fd: int, folder: Path) -> bool:
+    """Whether the folder that was opened is the one of that name: else its lock guards nothing."""
+    try:
+        return os.path.samestat(os.fstat(fd), folder.stat())
+    except FileNotFoundError:
+        return False
 
 
 def file_sha256(path: Path) -> str:

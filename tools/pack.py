@@ -19,7 +19,7 @@ from stages.errors import OutputTaken, TokenizerError
 from stages.inputs import RECORD_BYTES, TEXT_GLOBS, Choice, Inputs, ReadSpec, scan
 from stages.tokenise import TextTokenizer, TrainSpec
 from tools.pack_display import display
-from trainer.entry import DONE, guarded
+from trainer.entry import DONE, MISTAKE, guarded
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,15 @@ class Arguments:
     memory."""
 
 
+class ArgumentError(Exception):
+    """An argument that no run can use."""
+
+    exit_code = MISTAKE
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools.pack")
+    _check(arguments)
     # Before the encoder's first use: it makes its pool of threads then, once for the process.
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers or len(os.sched_getaffinity(0)))
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -91,6 +98,15 @@ def run(arguments: Arguments) -> CorpusMeta:
     _summarise(meta)
     print(f"  speed        {meta.tokens / elapsed_s:,.0f} tokens/s over {elapsed_s:.1f} s")
     return meta
+
+
+def _check(arguments: Arguments) -> None:
+    if not arguments.inputs:
+        raise ArgumentError("no INPUT: name files or folders of text")
+    if arguments.workers < 0:
+        raise ArgumentError(f"--workers must be 1 or more, got {arguments.workers}")
+    if arguments.max_record_bytes < 1:
+        raise ArgumentError(f"--max-record-bytes must be 1 or more, got {arguments.max_record_bytes}")
 
 
 def _tokenizer(arguments: Arguments) -> TextTokenizer | TrainSpec:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -138,19 +139,10 @@ class ArrowCorpus:
 
     def verify(self) -> None:
         shards = self._open()
-        for file in self._meta.files():
-            found = blake3(max_threads=blake3.AUTO).update_mmap(self._folder / file.name).hexdigest()
-            if found != file.blake3:
-                raise CorpusDamaged(
-                    f"{self._folder / file.name}: its bytes have changed: blake3 is {found}, "
-                    f"corpus.json says {file.blake3}; restore the file or pack again"
-                )
         tokenizer = self._meta.tokenizer
-        if (sha256 := file_sha256(self._folder / tokenizer.name)) != tokenizer.sha256:
-            raise CorpusDamaged(
-                f"{self._folder / tokenizer.name}: sha256 is {sha256}, corpus.json says {tokenizer.sha256}; "
-                "put back the tokenizer that the corpus was packed with"
-            )
+        for file in self._meta.files():
+            self._verify_file(file.name, "blake3", file.blake3, _blake3)
+        self._verify_file(tokenizer.name, "sha256", tokenizer.sha256, file_sha256)
         self._verify_content(shards)
 
     def close(self) -> None:
@@ -214,6 +206,20 @@ class ArrowCorpus:
                 out[place : place + end - address] = shards[int(shard[batch])][address + shift : end + shift]
                 place, address, batch = place + end - address, end, batch + 1
 
+    def _verify_file(self, name: str, kind: str, expected: str, digest: Callable[[Path], str]) -> None:
+        path = self._folder / name
+        try:
+            found = digest(path)
+        except OSError as error:
+            raise CorpusDamaged(
+                f"{path}: cannot be read ({error.strerror}); restore the file or pack again"
+            ) from error
+        if found != expected:
+            raise CorpusDamaged(
+                f"{path}: its bytes have changed: {kind} is {found}, corpus.json says {expected}; "
+                "restore the file or pack again"
+            )
+
     def _verify_content(self, shards: tuple[Tokens, ...]) -> None:
         digest = ContentDigest(self._meta.dtype)
         if not np.array_equal(np.diff(self._bounds), self._lengths) or self._bounds[0] != 0:
@@ -229,6 +235,10 @@ class ArrowCorpus:
                 f"{self._folder}: the content digest is {found}, "
                 f"corpus.json says {self._meta.digest}; pack again"
             )
+
+
+def _blake3(path: Path) -> str:
+    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
 
 
 def _gather_windows(
@@ -321,8 +331,8 @@ def _map_shard(folder: Path, shard: ShardMeta, dtype: Dtype) -> tuple[Tokens, li
         if not isinstance(column, pa.LargeListArray) or column.type != tokens_type(dtype):
             raise CorpusDamaged(f"{path}: holds {column.type}, corpus.json says {dtype}; pack again")
         values = column.values.buffers()[1]
-        at = buffer.address if values is None else values.address
-        position, odd = divmod(at - buffer.address, width)
+        address = buffer.address if values is None else values.address
+        position, odd = divmod(address - buffer.address, width)
         if odd:
             raise CorpusDamaged(f"{path}: record batch {number} is not aligned to {dtype}; pack again")
         batches.append((len(column), position, len(column.values)))
