@@ -10,7 +10,7 @@ documents give equal bytes. Memory holds one record batch and one document, howe
 from __future__ import annotations
 
 import io
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -76,8 +76,9 @@ class ArrowWriter:
         self._shard: _Shard | None = None
         self._shards: list[ShardMeta] = []
         self._digest = ContentDigest(dtype)
-        self._lengths = self._files.enter_context(DurableFile(folder / _LENGTHS_SPOOL))
-        self._bounds = self._files.enter_context(DurableFile(folder / _BOUNDS_SPOOL))
+        # Closed, never synced: spools need not outlive the process.
+        self._lengths = self._files.enter_context(closing(DurableFile(folder / _LENGTHS_SPOOL)))
+        self._bounds = self._files.enter_context(closing(DurableFile(folder / _BOUNDS_SPOOL)))
         self._bounds.write(np.zeros(1, dtype="<i8").tobytes())
         self.documents = 0
         self.tokens = 0

@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with bench(Settings(arguments.cache, workers, arguments.tokenizer)) as sides:
         result = run_rounds(arguments.name, sides, arguments.rounds, tell)
     Console().print(_table(result, arguments.rounds))
+    for figure, value in result.figures.items():
+        print(f"  {figure}  {value:,.3f}".rstrip("0").rstrip("."))
     if arguments.json:
         print(json.dumps(result.to_json()))
     return DONE
@@ -64,8 +66,6 @@ def _table(result: Result, rounds: int) -> Table:
         ratio = result.ratios.get(f"headrace/{side}")
         against = "" if ratio is None else f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
         table.add_row(side, *(f"{value:,.0f}" for value in (rate.median, rate.low, rate.high)), against)
-    for name, value in result.figures.items():
-        table.add_row(name, f"{value:,.3f}", "", "", "")
     return table
 
 

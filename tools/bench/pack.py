@@ -41,7 +41,8 @@ def _in_a_process(name: str, lines: Path, tokenizer: Path, settings: Settings) -
                 [sys.executable, *command, f"{out}/corpus"], stdout=subprocess.PIPE, check=True
             )
         seen = json.loads(done.stdout.splitlines()[-1])
-        cpu_per_million = seen["cpu_s"] / seen["tokens"] * 1e6
-        return Round(seen["tokens"] / seen["wall_s"], {"cpu_s_per_million_tokens": cpu_per_million})
+        tokens = seen["tokens"]
+        figures = {"tokens": tokens, "cpu_s_per_million_tokens": seen["cpu_s"] / tokens * 1e6}
+        return Round(tokens / seen["wall_s"], figures)
 
     return round_
