@@ -34,6 +34,8 @@ class End:
 
 Entry: TypeAlias = Item[object] | End
 
+_SIGNALS_EVERY_S = 0.5
+
 
 class Slot:
     """A place in a window's order; empty until it is filled."""
@@ -178,7 +180,9 @@ class Outlet(Window):
                 self._taker_waits = True
                 if self._aborted is not None or self._ready():
                     break
-                self._changed.wait()
+                # A signal that arrives just before the wait does not end it: without a time limit, Ctrl-C would
+                # do nothing until the next item, which may never come.
+                self._changed.wait(_SIGNALS_EVERY_S)
             self._taker_waits = False
         if self._aborted is not None:
             raise self._aborted
