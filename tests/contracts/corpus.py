@@ -112,7 +112,9 @@ class CorpusContract(ABC):
     @given(data=st.data())
     def test_reads_any_runs(self, corpus: CorpusReader, data: st.DataObject) -> None:
         count = data.draw(st.integers(0, 80))
-        runs = data.draw(st.lists(st.tuples(*[st.integers(0, FLAT.size)] * 2), min_size=count, max_size=count))
+        runs = data.draw(
+            st.lists(st.tuples(*[st.integers(0, FLAT.size)] * 2), min_size=count, max_size=count)
+        )
         starts = np.array([min(run) for run in runs], dtype=np.int64)
         lengths = np.array([max(run) for run in runs], dtype=np.int64) - starts
         gap = data.draw(st.integers(0, 2))
@@ -196,7 +198,10 @@ class LocalCorpusContract(CorpusContract):
     def test_views_each_document_without_a_copy(self, local: LocalCorpus) -> None:
         for number, document in enumerate(DOCUMENTS):
             assert local.view(number, 0, len(document)).tolist() == document
-            assert local.view(number, len(document) // 2, len(document)).tolist() == document[len(document) // 2 :]
+            assert (
+                local.view(number, len(document) // 2, len(document)).tolist()
+                == document[len(document) // 2 :]
+            )
         view = local.view(4, 0, 40)
         assert not view.flags.writeable
         assert not view.flags.owndata

@@ -181,7 +181,11 @@ def cut(path: Path) -> None:
         (lambda f: edit(f, lambda raw: raw.update(format=2)), CorpusUnsupported, "format 2"),
         (lambda f: edit(f, lambda raw: raw.pop("tokens")), CorpusDamaged, "tokens: Field required"),
         (lambda f: edit(f, lambda raw: raw.update(tokens=5)), CorpusDamaged, "sum to 72"),
-        (lambda f: edit(f, lambda raw: raw["bounds"].update(name="../x")), CorpusDamaged, "no plain file name"),
+        (
+            lambda f: edit(f, lambda raw: raw["bounds"].update(name="../x")),
+            CorpusDamaged,
+            "no plain file name",
+        ),
         (lambda f: cut(f / "tokens-00000.arrow"), CorpusDamaged, r"tokens-00000.arrow: has \d+ bytes"),
         (lambda f: (f / "lengths.arrow").unlink(), CorpusDamaged, "lengths.arrow: cannot be read"),
         (lambda f: flip(f / "tokens-00000.arrow", -1), CorpusDamaged, "tokens-00000.arrow: is no Arrow file"),

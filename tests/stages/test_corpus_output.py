@@ -29,23 +29,27 @@ def test_a_folder_is_claimed_by_one_at_a_time(tmp_path: Path) -> None:
 
 def test_what_is_not_committed_is_removed(tmp_path: Path) -> None:
     out = tmp_path / "deep" / "out"
-    with pytest.raises(RuntimeError), claimed(out) as output:
+    with claimed(out) as output:
         output.begin()
         (out / "tokens-00000.arrow").touch()
         (out / "quarantine.jsonl").touch()
-        raise RuntimeError
     assert not out.exists()
 
 
 def test_a_folder_that_was_there_stays(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), claimed(tmp_path) as output:
+    with claimed(tmp_path) as output:
         output.begin()
-        raise RuntimeError
     assert names(tmp_path) == []
 
 
 def test_a_killed_writers_leftovers_are_replaced(tmp_path: Path) -> None:
-    leftovers = ("packing.json", "tokens-00000.arrow", "tokens-123456.arrow", "lengths.spool", "corpus.json.draft")
+    leftovers = (
+        "packing.json",
+        "tokens-00000.arrow",
+        "tokens-123456.arrow",
+        "lengths.spool",
+        "corpus.json.draft",
+    )
     for name in leftovers:
         (tmp_path / name).write_text("left", "utf-8")
     with claimed(tmp_path) as output:
@@ -104,7 +108,7 @@ def test_an_unwritable_folder_is_named(place: str) -> None:
 def test_a_folder_below_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for out in (tmp_path / "file", tmp_path / "file" / "out"):
-        with pytest.raises(OutputError, match="file.*: cannot be written"), claimed(out):
+        with pytest.raises(OutputError, match=r"file.*: cannot be written"), claimed(out):
             pass
 
 
@@ -136,7 +140,9 @@ def test_publishing_replaces_a_draft_and_is_whole(tmp_path: Path) -> None:
     assert (tmp_path / "x").read_bytes() == b"whole"
 
 
-def test_a_folder_that_was_removed_meanwhile_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_removed_meanwhile_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Between opening and locking, the holder before may have removed the folder: its lock would guard nothing."""
     folder = tmp_path / "out"
     folder.mkdir()

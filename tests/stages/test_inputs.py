@@ -81,7 +81,9 @@ def mixed(tmp_path: Path) -> Path:
     """A folder with everything: JSON lines, compressed in two frames, plain text, an empty file, bad records."""
     folder = tmp_path / "mixed"
     (folder / "b").mkdir(parents=True)
-    write_lines(folder / "a.jsonl", {"text": "a1"}, b"", {"text": ""}, {"text": "a4", "more": 1}, b"{", {"text": "ä6"})
+    write_lines(
+        folder / "a.jsonl", {"text": "a1"}, b"", {"text": ""}, {"text": "a4", "more": 1}, b"{", {"text": "ä6"}
+    )
     compress = zstandard.ZstdCompressor().compress
     data = b"".join(json.dumps({"text": f"z{n} " * 50}).encode() + b"\n" for n in range(40))
     (folder / "b" / "z.jsonl.zst").write_bytes(compress(data[:1000]) + compress(data[1000:]))
@@ -215,7 +217,17 @@ def test_a_large_text_file_is_refused_and_not_held(tmp_path: Path) -> None:
 
 
 def test_the_walk_is_sorted_and_follows_no_links(tmp_path: Path) -> None:
-    for name in ("b/2.txt", "a.txt", "b/10.txt", "B.txt", "c.json", ".hidden/x.txt", "skip/x.txt", "b/.x.txt", "é.txt"):
+    for name in (
+        "b/2.txt",
+        "a.txt",
+        "b/10.txt",
+        "B.txt",
+        "c.json",
+        ".hidden/x.txt",
+        "skip/x.txt",
+        "b/.x.txt",
+        "é.txt",
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(name, "utf-8")

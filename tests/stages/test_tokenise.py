@@ -26,7 +26,9 @@ def tokenizer() -> TextTokenizer:
 
 
 anything = st.text(st.characters(codec="utf-8"), max_size=40)
-awkward = st.sampled_from(["\0", "\r\n", "😀", "<|endoftext|>", " ", "\ufeff", "﷽", "a" * 300, "\u200b", "e\u0301"])
+awkward = st.sampled_from(
+    ["\0", "\r\n", "😀", "<|endoftext|>", " ", "\ufeff", "﷽", "a" * 300, "\u200b", "e\u0301"]
+)
 
 
 @settings(max_examples=150, deadline=None)

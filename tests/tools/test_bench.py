@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from stages.tokenise import TrainSpec
 from tools.bench import pack, text
 from tools.bench.__main__ import main
 from tools.bench.rounds import run_rounds
 from tools.bench.sides import Round, Settings, Side, Sides
-from stages.tokenise import TrainSpec
 
 
 def scripted(name: str, rates: list[float], seen: list[str]) -> Side:
@@ -40,7 +40,11 @@ def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
     told: list[str] = []
     result = run_rounds("x", sides, 3, lambda side, _: told.append(side))
     assert seen == told
-    assert seen == [*("headrace", "limit", "peer"), *("limit", "peer", "headrace"), *("peer", "headrace", "limit")]
+    assert seen == [
+        *("headrace", "limit", "peer"),
+        *("limit", "peer", "headrace"),
+        *("peer", "headrace", "limit"),
+    ]
     assert result.to_json() == {
         "bench": "x",
         "unit": "tokens/s",

@@ -23,19 +23,39 @@ from tools.pack import main
 from trainer.entry import DONE, FAILED, MISTAKE, guarded
 
 ROOT = Path(__file__).parents[2]
-WORDS = "the quick brown fox jumps over a lazy dog while ünïcode 漢字 and 😀 pass by".split()
+WORDS = [
+    "the",
+    "quick",
+    "brown",
+    "fox",
+    "jumps",
+    "over",
+    "a",
+    "lazy",
+    "dog",
+    "while",
+    "ünïcode",
+    "漢字",
+    "and",
+    "😀",
+    "pass",
+    "by",
+]
 
 
 def run(*arguments: str | Path) -> int:
     return guarded(lambda: main([str(argument) for argument in arguments]))
 
 
-def command(*arguments: str | Path, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str | Path, limit: Callable[[], None] | None = None
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "tools.pack", *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,
+        check=False,
         preexec_fn=limit,
     )
 
@@ -79,7 +99,13 @@ def test_packs_and_says_what(
             assert ids == [*serial.encode(text, add_special_tokens=False).ids, 0]
     assert (out / "tokenizer.json").read_bytes() == tokenizer.read_bytes()
     said = capsys.readouterr().out
-    for fact in ("documents    500", f"tokens       {meta.tokens:,}", "eos <|endoftext|> = 0", meta.digest, "tokens/s"):
+    for fact in (
+        "documents    500",
+        f"tokens       {meta.tokens:,}",
+        "eos <|endoftext|> = 0",
+        meta.digest,
+        "tokens/s",
+    ):
         assert fact in said
     assert str(tmp_path) not in (out / "corpus.json").read_text("utf-8")
 
@@ -95,9 +121,14 @@ def test_any_texts_are_stored_as_the_tokenizer_says(
     folder = tmp_path_factory.mktemp("any")
     # Escapes can say half a surrogate pair, which is no text; so is an empty one.
     lone = ["\ud800", "a\udfff"] if escaped else []
-    lines = [json.dumps({"text": t}, ensure_ascii=escaped or not _is_utf8(t)) for t in [*texts, "last", *lone]]
+    lines = [
+        json.dumps({"text": t}, ensure_ascii=escaped or not _is_utf8(t)) for t in [*texts, "last", *lone]
+    ]
     (folder / "x.jsonl").write_text("\n".join(lines), "utf-8", newline="")
-    assert run(folder / "x.jsonl", "--out", folder / "out", "--tokenizer", tokenizer, "--on-bad", "quarantine") == DONE
+    assert (
+        run(folder / "x.jsonl", "--out", folder / "out", "--tokenizer", tokenizer, "--on-bad", "quarantine")
+        == DONE
+    )
     good = [text for text in [*texts, "last"] if text and _is_utf8(text)]
     serial = Tokenizer.from_file(str(tokenizer))
     with open_corpus(folder / "out") as corpus:
@@ -122,7 +153,13 @@ def test_any_number_of_workers_gives_the_same_bytes(tmp_path: Path) -> None:
         assert done.returncode == DONE, done.stderr
         made.append(file_bytes(out))
     assert made[0] == made[1] == made[2]
-    assert sorted(made[0]) == ["bounds.arrow", "corpus.json", "lengths.arrow", "tokenizer.json", "tokens-00000.arrow"]
+    assert sorted(made[0]) == [
+        "bounds.arrow",
+        "corpus.json",
+        "lengths.arrow",
+        "tokenizer.json",
+        "tokens-00000.arrow",
+    ]
 
 
 def test_the_same_command_again_says_so_and_changes_nothing(
@@ -154,7 +191,10 @@ def test_another_corpus_is_refused(
         (lambda: run(lines, "--out", out, "--tokenizer", other), "the tokenizer is"),
         (lambda: run(lines, "--out", out, "--train-tokenizer", "bpe:400"), "train_tokenizer is None there"),
         (lambda: run(lines, lines, *usual), "was made from lines.jsonl, not from lines.jsonl, lines.jsonl"),
-        (lambda: lines.write_text(text.replace("fox", "cat"), "utf-8") and run(lines, *usual), "another content"),
+        (
+            lambda: lines.write_text(text.replace("fox", "cat"), "utf-8") and run(lines, *usual),
+            "another content",
+        ),
     ):
         assert change() == MISTAKE
         said = capsys.readouterr().err
@@ -163,13 +203,18 @@ def test_another_corpus_is_refused(
     assert file_bytes(out) == before
 
 
-def test_quarantine_keeps_records_aside(tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_quarantine_keeps_records_aside(
+    tmp_path: Path, tokenizer: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "x.jsonl"
     path.write_bytes(b'{"text": "good"}\n{"text": ""}\n\xff\n{"text": "good too"}\n{"body": 1}\n')
     out = tmp_path / "out"
     usual = (path, "--out", out, "--tokenizer", tokenizer)
     assert run(*usual, "--on-bad", "quarantine") == DONE
-    assert "3 (1 empty_text, 1 invalid_utf8, 1 missing_field), kept in quarantine.jsonl" in capsys.readouterr().out
+    assert (
+        "3 (1 empty_text, 1 invalid_utf8, 1 missing_field), kept in quarantine.jsonl"
+        in capsys.readouterr().out
+    )
     kept = [json.loads(line) for line in (out / "quarantine.jsonl").read_text("utf-8").splitlines()]
     assert [(record["file"], record["row"], record["reason"]) for record in kept] == [
         ("x.jsonl", 2, "empty_text"),
@@ -193,14 +238,26 @@ def bad_inputs(folder: Path, tokenizer: Path) -> Iterator[tuple[list[str | Path]
     yield [folder / "missing.jsonl", *usual], MISTAKE, "missing.jsonl: no such file or folder"
     yield [folder / "empty", *usual], MISTAKE, "empty: holds no text"
     yield [broken, *usual], MISTAKE, "broken.jsonl:11: broken json: Expecting ',' delimiter at column 13"
-    yield [broken, "--out", folder / "out", "--train-tokenizer", "bpe:300"], MISTAKE, "broken.jsonl:11: broken json"
+    yield (
+        [broken, "--out", folder / "out", "--train-tokenizer", "bpe:300"],
+        MISTAKE,
+        "broken.jsonl:11: broken json",
+    )
     yield [folder / "nothing.jsonl", *usual], MISTAKE, "nothing.jsonl: no document"
-    yield [good, "--out", folder / "out", "--tokenizer", broken], MISTAKE, "broken.jsonl: is no tokenizer.json"
+    yield (
+        [good, "--out", folder / "out", "--tokenizer", broken],
+        MISTAKE,
+        "broken.jsonl: is no tokenizer.json",
+    )
     yield [good, *usual, "--eos", "<end>"], MISTAKE, "no token '<end>'"
     yield [good, "--out", folder / "out"], MISTAKE, "no tokenizer: give --tokenizer FILE"
     yield [good, *usual, "--train-tokenizer", "bpe:300"], MISTAKE, "exclude each other"
     yield [good, "--out", folder / "out", "--train-tokenizer", "bpe:12"], MISTAKE, "expected bpe:SIZE"
-    yield [good, "--out", good / "out", "--tokenizer", tokenizer], MISTAKE, "out: cannot be written: Not a directory"
+    yield (
+        [good, "--out", good / "out", "--tokenizer", tokenizer],
+        MISTAKE,
+        "out: cannot be written: Not a directory",
+    )
     yield [good, *usual, "--workers", "-1"], MISTAKE, "--workers"
     yield [good, *usual, "--max-record-bytes", "0"], MISTAKE, "--max-record-bytes"
 
@@ -293,7 +350,16 @@ def test_killed_at_any_call_and_run_again_gives_the_same_bytes(tmp_path: Path, t
 def test_shows_a_bar_on_a_terminal(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
     master, slave = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "tools.pack", str(lines), "--out", str(tmp_path / "out"), "--tokenizer", str(tokenizer)],
+        [
+            sys.executable,
+            "-m",
+            "tools.pack",
+            str(lines),
+            "--out",
+            str(tmp_path / "out"),
+            "--tokenizer",
+            str(tokenizer),
+        ],
         stdout=subprocess.PIPE,
         stderr=slave,
         cwd=ROOT,
@@ -328,10 +394,16 @@ def test_large_lines_take_bounded_memory(tmp_path: Path, tokenizer: Path) -> Non
     )
     arguments = (path, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--on-bad", "quarantine")
     done = subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == DONE, done.stderr
-    assert int(done.stdout.splitlines()[-1]) < 400_000  # KiB; the interpreter and its libraries take 100 MB of it
+    assert (
+        int(done.stdout.splitlines()[-1]) < 400_000
+    )  # KiB; the interpreter and its libraries take 100 MB of it
     meta = read_meta(tmp_path / "out")
     assert meta.documents == 1
     assert meta.quarantine is not None
