@@ -38,7 +38,7 @@ PAD = ("<pad>", "<|pad|>", "<|padding|>", "[PAD]")
 """Names under which tokenizers in the wild keep their special tokens, the commonest first."""
 
 TRAINED_EOS = EOS[0]
-LARGE_BYTES = 4 << 20
+LARGE_BYTES = 2 << 20
 
 
 class TextTokenizer:
@@ -130,7 +130,7 @@ class Encode:
         self._large = Lock()
 
     def __call__(self, group: Group) -> Encoded:
-        # A large text takes a hundred times its size while it is encoded: one at a time.
+        # A large text takes 200 times its size while it is encoded: one at a time.
         with self._large if group.text_bytes > LARGE_BYTES else nullcontext():
             tokens, lengths = self._tokenizer.encode(group.texts)
         return Encoded(tokens, lengths, group.bad, group.finished, group.read_bytes, group.text_bytes)
