@@ -54,7 +54,7 @@ class Arguments:
     workers: Annotated[int, tyro.conf.arg(help_behavior_hint="(default: the CPUs that may be used)")] = 0
     """Threads that encode."""
     max_record_bytes: int = RECORD_BYTES
-    """A line, or a file of plain text, that is longer is a bad record. Encoding one takes 200 times its size in memory."""
+    """A line, or a file of plain text, that is longer is a bad record: encoding takes 200 times its size in memory."""
 
 
 class ArgumentError(Exception):

@@ -40,7 +40,7 @@ WINDOW_TOKENS = 1 << 15
 calls."""
 WINDOW_BYTES = 256 << 10
 """What one fancy index takes at once: its intermediate copy stays in the cache."""
-FEW_RUNS = 32
+FEW_RUNS = 24
 """Up to this many runs, a loop over them costs less than the dozen array operations that would replace it."""
 
 

@@ -23,7 +23,7 @@ from stages.inputs.zstd import Inflate
 
 READ_BYTES = 1 << 20
 RECORD_BYTES = 8 << 20
-"""The largest record by default. An encoder takes 200 bytes of memory for each byte of one text, so this one takes 1.7 GB."""
+"""The largest record by default. Encoding takes 200 bytes of memory for each byte of one text: 1.7 GB for this one."""
 GROUP_BYTES = 1 << 20
 GROUP_RECORDS = 1 << 10
 _BOM = b"\xef\xbb\xbf"
