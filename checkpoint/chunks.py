@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,9 +47,12 @@ class Chunks:
         self._disk = disk
         self._layout = layout
         self._places: dict[bytes, tuple[str, Place]] = {}
+        # Where packs hold a chunk twice: a copy that is whole stands in for one that rotted.
+        self._copies: dict[bytes, list[tuple[str, Place]]] = {}
         self._read: set[str] = set()
         self._broken: dict[str, str] = {}
         self._searched_all = False
+        self._lock = threading.Lock()
 
     def look_in(self, packs: Iterable[str]) -> None:
         """Read the indexes of these packs. One that cannot be read counts when a chunk of it is missed."""
@@ -99,19 +103,10 @@ class Chunks:
             for index, place in job:
                 span = spans[index]
                 view = span.into if span.into is not None else memoryview(scratch)[: place.nbytes]
-                try:
-                    count = self._disk.read_into(fd, view, place.offset)
-                except OSError as error:
+                reason = self._read_place(fd, place, span.digest, view)
+                if reason is not None and not self._read_copy(pack, span, view):
                     raise StoreDamaged(
-                        f"the {place.nbytes} bytes at {place.offset} cannot be read ({error.strerror})",
-                        version=version,
-                        tensor=span.tensor,
-                        pack=self._layout.pack(pack).name,
-                    ) from error
-                if count != place.nbytes or blake3(view).digest() != span.digest:
-                    raise StoreDamaged(
-                        f"the {place.nbytes} bytes at {place.offset} are not what was written: their digest should be "
-                        f"{span.digest.hex()[:16]}…",
+                        f"the {place.nbytes} bytes at {place.offset} {reason}",
                         version=version,
                         tensor=span.tensor,
                         pack=self._layout.pack(pack).name,
@@ -127,6 +122,36 @@ class Chunks:
         with ThreadPoolExecutor(_THREADS, "checkpoint-read") as threads:
             for _ in threads.map(run, jobs):
                 pass
+
+    def _read_place(self, fd: int, place: Place, digest: bytes, view: memoryview) -> str | None:
+        """Read a chunk; None if it is what was written, else what is wrong with it."""
+        try:
+            count = self._disk.read_into(fd, view, place.offset)
+        except OSError as error:
+            return f"cannot be read ({error.strerror})"
+        if count != place.nbytes or blake3(view).digest() != digest:
+            return f"are not what was written: their digest should be {digest.hex()[:16]}…"
+        return None
+
+    def _read_copy(self, bad: str, span: Span, view: memoryview) -> bool:
+        """Read a chunk from another pack that holds it; whether one does, and whole."""
+        with self._lock:
+            self._look_everywhere()
+        for pack, place in self._copies.get(span.digest, []):
+            if pack == bad or place.nbytes != span.nbytes:
+                continue
+            try:
+                fd = self._disk.open(self._layout.pack(pack))
+            except OSError:
+                continue
+            try:
+                if self._read_place(fd, place, span.digest, view) is None:
+                    # What is saved next refers to the copy that was read.
+                    self._places[span.digest] = (pack, place)
+                    return True
+            finally:
+                self._disk.close(fd)
+        return False
 
     def _find(self, span: Span, version: int) -> tuple[str, Place]:
         if span.digest not in self._places:
@@ -173,7 +198,9 @@ class Chunks:
         finally:
             self._disk.close(fd)
         for place in places:
-            self._places.setdefault(place.digest, (name, place))
+            first = self._places.setdefault(place.digest, (name, place))
+            if first[0] != name:
+                self._copies.setdefault(place.digest, [first]).append((name, place))
 
 
 def _jobs(wanted: list[tuple[int, Place]]) -> Iterable[list[tuple[int, Place]]]:

@@ -28,7 +28,6 @@ ITEM_BYTES = {
     "float16": 2,
     "float32": 4,
     "float64": 8,
-    "complex32": 4,
     "complex64": 8,
     "complex128": 16,
 }

@@ -235,7 +235,7 @@ def _fenced(path: Path) -> str:
 def _make_root(layout: Layout, disk: Disk) -> None:
     with naming("creating the store", layout.root):
         for folder in reversed([layout.root, *layout.root.parents]):
-            if not disk.is_real_dir(folder) and disk.make_dir(folder):
+            if not disk.is_real_dir(folder) and disk.make_dir(folder) and folder != layout.root:
                 disk.fsync_dir(folder.parent)
         _refuse_others(layout, disk)
 
@@ -255,7 +255,10 @@ def _make_format(layout: Layout, disk: Disk, chunk_bytes: int | None) -> None:
     """Make a store of an empty folder, or of one in which a writer was stopped while it did."""
     with naming("creating the store", layout.root):
         if layout.format.name in disk.names(layout.root):
+            # Whoever gave it its name may have been stopped before that was durable.
+            disk.fsync_dir(layout.root)
             return
+        disk.fsync_dir(layout.root.parent)
         for name in FOLDERS:
             disk.make_dir(layout.root / name)
         waiting = temporary(layout.format)
