@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
-import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,16 +47,15 @@ def run(*arguments: str | Path) -> int:
     return guarded(lambda: main([str(argument) for argument in arguments]))
 
 
-def command(
-    *arguments: str | Path, limit: Callable[[], None] | None = None
-) -> subprocess.CompletedProcess[str]:
+def command(*arguments: str | Path, before: str = "pass") -> subprocess.CompletedProcess[str]:
+    """A process of its own, with the statements `before` run first in it."""
+    code = f"import runpy; {before}; runpy.run_module('tools.pack', run_name='__main__', alter_sys=True)"
     return subprocess.run(
-        [sys.executable, "-m", "tools.pack", *map(str, arguments)],
+        [sys.executable, "-c", code, *map(str, arguments)],
         capture_output=True,
         text=True,
         cwd=ROOT,
         check=False,
-        preexec_fn=limit,
     )
 
 
@@ -300,10 +298,8 @@ def test_a_folder_with_other_files_is_refused(
 def test_a_file_size_limit_ends_it_cleanly(tmp_path: Path, tokenizer: Path) -> None:
     lines = write_lines(tmp_path / "lines.jsonl", documents(4000))
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    done = command(lines, "--out", tmp_path / "out", "--tokenizer", tokenizer, limit=limit)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    done = command(lines, "--out", tmp_path / "out", "--tokenizer", tokenizer, before=limit)
     assert done.returncode == FAILED
     assert "tokens-00000.arrow: File too large" in done.stderr
     assert "Traceback" not in done.stderr
