@@ -204,9 +204,9 @@ def test_any_layout_is_stored_row_major_and_loaded_right(tmp_path: Path, layout:
 REFUSED: dict[str, tuple[Callable[[], object], str]] = {
     "sparse": (lambda: torch.zeros(3, 3).to_sparse(), "a sparse tensor"),
     "meta": (lambda: torch.zeros(3, device="meta"), "a meta tensor"),
-    "nested": (lambda: nn.UninitializedParameter(), "UninitializedParameter"),
-    "object": (lambda: object(), "builtins.object"),
-    "generator": (lambda: torch.Generator(), "Generator"),
+    "nested": (nn.UninitializedParameter, "UninitializedParameter"),
+    "object": (object, "builtins.object"),
+    "generator": (torch.Generator, "Generator"),
 }
 
 
@@ -333,12 +333,15 @@ def test_many_small_tensors(tmp_path: Path) -> None:
 
 
 def test_the_body_s_error_is_kept_and_the_save_s_noted(tmp_path: Path) -> None:
-    (tmp_path / "v").mkdir()
-    with pytest.raises(KeyError) as caught, Checkpointer(tmp_path / "v") as checkpointer:
-        for name in ("versions", "packs"):
-            (tmp_path / "v" / name).rename(tmp_path / f"moved {name}")
-        checkpointer.save(1, {"a": {"x": torch.zeros(3)}})
-        raise KeyError("the body's")
+    def body() -> None:
+        with Checkpointer(tmp_path / "v") as checkpointer:
+            for name in ("versions", "packs"):
+                (tmp_path / "v" / name).rename(tmp_path / f"moved {name}")
+            checkpointer.save(1, {"a": {"x": torch.zeros(3)}})
+            raise KeyError("the body's")
+
+    with pytest.raises(KeyError) as caught:
+        body()
     assert any("the last save failed" in note for note in caught.value.__notes__)
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -26,7 +25,8 @@ class TestModule(PartContract):
         torch.manual_seed(1)
         return nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 
-    def change(self, part: Any) -> None:
+    def change(self, part: Part) -> None:
+        assert isinstance(part, nn.Module)
         with torch.no_grad():
             for parameter in part.parameters():
                 parameter.add_(1)
@@ -48,7 +48,8 @@ class OptimizerContract(PartContract):
     def make(self) -> Part:
         return self.optimizer([nn.Parameter(torch.ones(4, 20)), nn.Parameter(torch.ones(3))])
 
-    def change(self, part: Any) -> None:
+    def change(self, part: Part) -> None:
+        assert isinstance(part, torch.optim.Optimizer)
         for group in part.param_groups:
             for parameter in group["params"]:
                 parameter.grad = torch.full_like(parameter, 0.5)
@@ -76,6 +77,10 @@ class TestBox(PartContract):
     def make(self) -> Part:
         return Box({"x": torch.arange(100), "n": [1, {"$": float("nan")}], 7: torch.zeros(())})  # type: ignore[dict-item]
 
-    def change(self, part: Any) -> None:
-        part.state["x"].add_(1)
-        part.state["n"][0] += 1
+    def change(self, part: Part) -> None:
+        assert isinstance(part, Box)
+        tensor, numbers = part.state["x"], part.state["n"]
+        assert isinstance(tensor, torch.Tensor)
+        assert isinstance(numbers, list)
+        tensor.add_(1)
+        numbers[0] += 1

@@ -1,7 +1,8 @@
 """A process that has torch loaded and forks savers that are killed: one start instead of one for each kill.
 
-It reads a JSON request a line, {"path", "seed", "saves", "die_after", "file_bytes", "orphan"}, forks a child that saves versions
-1 to `saves`, and writes a JSON line for each version that the child acknowledges, then one with how it ended.
+It reads a JSON request a line, {"path", "seed", "saves", "die_after", "file_bytes", "orphan"}, forks a child
+that saves versions 1 to `saves`, and writes a JSON line for each version that the child acknowledges, then one
+with how it ended.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
+import traceback
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,10 +33,12 @@ def state(seed: int, step: int) -> dict[str, Tree]:
     return {"frozen": frozen, "part": part, "all": torch.full((40,), step + 0.5), "step": step}
 
 
-def child(request: dict[str, Any], out: int) -> None:
-    def say(**line: object) -> None:
-        os.write(out, (json.dumps(line) + "\n").encode())
+def say(**line: object) -> None:
+    # One write: parent and child share the pipe.
+    os.write(1, (json.dumps(line) + "\n").encode())
 
+
+def child(request: Mapping[str, Any]) -> None:
     if request.get("file_bytes"):
         resource.setrlimit(resource.RLIMIT_FSIZE, (request["file_bytes"], resource.RLIM_INFINITY))
     disk = dying(request["die_after"]) if request.get("die_after") else None
@@ -41,8 +47,8 @@ def child(request: dict[str, Any], out: int) -> None:
             first = (checkpointer.latest() or 0) + 1
             if request.get("orphan") and os.fork() == 0:
                 say(orphan=os.getpid())
-                sys.stdin.buffer.read()
-                os._exit(0)
+                while True:
+                    signal.pause()
             for step in range(first, first + request["saves"]):
                 checkpointer.save(step, {"a": state(request["seed"], step)})
                 info = checkpointer.wait()
@@ -57,11 +63,17 @@ def main() -> None:
         request = json.loads(line)
         pid = os.fork()
         if pid == 0:
-            child(request, 1)
-            os._exit(0)
-        print(json.dumps({"pid": pid}), flush=True)
+            code = 1
+            try:
+                child(request)
+                code = 0
+            finally:
+                if code:
+                    traceback.print_exc()
+                os._exit(code)
+        say(pid=pid)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps({"ended": os.waitstatus_to_exitcode(status)}), flush=True)
+        say(ended=os.waitstatus_to_exitcode(status))
 
 
 if __name__ == "__main__":

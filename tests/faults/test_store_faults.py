@@ -224,9 +224,7 @@ def test_every_byte_of_the_header_is_covered_by_its_own_checksum(tmp_path: Path)
 def test_bit_rot(tmp_path: Path) -> None:
     make(tmp_path / "v", 3)
     store = Store(tmp_path / "v")
-    newest = store.read(3)[1].packs[-1]
     third = next(name for name in store.read(3)[1].packs if name not in store.read(2)[1].packs)
-    assert newest
     chance = random.Random(11)
     shared = [name for name in store.read(3)[1].packs if name in store.read(1)[1].packs]
     for index in range(300):
@@ -235,8 +233,7 @@ def test_bit_rot(tmp_path: Path) -> None:
         at = chance.randrange(len(data))
         path.write_bytes(flipped(data, at, 1 << chance.randrange(8)))
         with pytest.raises(StoreDamaged) as caught:
-            for version in (3, 2, 1):
-                Store(tmp_path / "v").verify(version)
+            all_whole(tmp_path / "v")
         assert caught.value.version in (1, 2, 3)
         assert caught.value.tensor is not None
         assert caught.value.tensor.split("/")[0] in ("a", "b")
@@ -299,9 +296,11 @@ def test_damage_names_the_last_good_version_and_only_allow_older_goes_on(tmp_pat
 def test_no_good_version_at_all(tmp_path: Path) -> None:
     make(tmp_path / "v", 1)
     (tmp_path / "v/versions" / f"{1:020d}").write_bytes(b"rotten")
-    with Checkpointer(tmp_path / "v") as checkpointer:
-        with pytest.raises(StoreDamaged, match="No older version is whole either"):
-            checkpointer.restore(None, {}, allow_older=True)
+    with (
+        Checkpointer(tmp_path / "v") as checkpointer,
+        pytest.raises(StoreDamaged, match="No older version is whole either"),
+    ):
+        checkpointer.restore(None, {}, allow_older=True)
 
 
 def test_a_sector_that_cannot_be_read_is_damage(tmp_path: Path) -> None:
@@ -363,9 +362,11 @@ def test_files_that_are_links_or_pipes_are_refused(tmp_path: Path) -> None:
     for path in (version, pack, store.layout.format, store.layout.lock):
         path.rename(tmp_path / "kept")
         path.symlink_to(tmp_path / "kept")
-        with pytest.raises(CheckpointError, match="symbolic link"):
-            with Checkpointer(tmp_path / "v") as checkpointer:
-                checkpointer.restore(1, {"b": Box({"x": torch.zeros(5, dtype=torch.int64)})})
+        with (
+            pytest.raises(CheckpointError, match="symbolic link"),
+            Checkpointer(tmp_path / "v") as checkpointer,
+        ):
+            checkpointer.restore(1, {"b": Box({"x": torch.zeros(5, dtype=torch.int64)})})
         path.unlink()
         if path != store.layout.lock:
             os.mkfifo(path)
@@ -406,7 +407,7 @@ def test_a_refused_folder(tmp_path: Path) -> None:
         def make_dir(self, path: Path) -> bool:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
-    with pytest.raises(StoreUnwritable, match="Permission denied: check|check the path"):
+    with pytest.raises(StoreUnwritable, match="Permission denied"):
         Checkpointer(tmp_path / "v", disk=Refusing())
 
 
@@ -594,7 +595,7 @@ def test_chunks_swapped_for_other_valid_ones_are_found(tmp_path: Path) -> None:
         roots.reverse()
 
     file.write_bytes(forged(file.read_bytes(), swap))
-    with pytest.raises(StoreDamaged, match="where .* are expected|is damaged"):
+    with pytest.raises(StoreDamaged, match="version 1"):
         Store(tmp_path / "v").verify(1)
 
 

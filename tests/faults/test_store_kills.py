@@ -34,15 +34,35 @@ class Zygote:
         assert self._process.stdout is not None
         self.requests: IO[str] = self._process.stdin
         self.answers: IO[str] = self._process.stdout
+        self.saver: int | None = None
 
     def start(self, path: Path, saves: int, **more: object) -> None:
+        """Start a saver; `saver` is its process until it has ended."""
         request = {"path": str(path), "seed": SEED, "saves": saves, **more}
         self.requests.write(json.dumps(request) + "\n")
         self.requests.flush()
+        self._early: list[dict[str, object]] = []
+        while "pid" not in (line := self.answer()):
+            self._early.append(line)
+        self.saver = int(str(line["pid"]))
 
     def answer(self) -> dict[str, object]:
+        """The next thing that the saver says."""
+        if self.saver is not None and self._early:
+            return self._early.pop(0)
         found: dict[str, object] = json.loads(self.answers.readline())
+        if "ended" in found:
+            self.saver = None
         return found
+
+    def kill(self) -> list[dict[str, object]]:
+        """Kill the saver, if it has not ended; what it still said."""
+        said = []
+        if self.saver is not None:
+            os.kill(self.saver, signal.SIGKILL)
+            while "ended" not in (line := self.answer()):
+                said.append(line)
+        return said
 
     def run(self, path: Path, saves: int, **more: object) -> tuple[int, list[dict[str, object]]]:
         """Run a saver to its end: its exit status, and what it said."""
@@ -60,10 +80,16 @@ class Zygote:
 
 
 @pytest.fixture(scope="module")
-def zygote() -> Iterator[Zygote]:
+def running() -> Iterator[Zygote]:
     made = Zygote()
     yield made
     made.close()
+
+
+@pytest.fixture
+def zygote(running: Zygote) -> Iterator[Zygote]:
+    yield running
+    running.kill()
 
 
 def acknowledged(said: list[dict[str, object]]) -> int:
@@ -108,29 +134,21 @@ def test_killed_at_random_moments(zygote: Zygote, tmp_path: Path) -> None:
     path = tmp_path / "v"
     for _ in range(10):
         zygote.start(path, saves=10_000)
-        pid = zygote.answer()["pid"]
-        assert isinstance(pid, int)
         said = [zygote.answer() for _ in range(chance.randrange(1, 6))]
         # The moment is random within a save: this long after the last word, or at the next one.
         select.select([zygote.answers.fileno()], [], [], chance.random() * 0.004)
-        os.kill(pid, signal.SIGKILL)
-        while "ended" not in (line := zygote.answer()):
-            said.append(line)
+        said += zygote.kill()
         check_survivors(path, acknowledged(said))
 
 
 def test_killed_while_a_forked_child_lives(zygote: Zygote, tmp_path: Path) -> None:
     zygote.start(tmp_path / "v", saves=10_000, orphan=True)
-    pid = zygote.answer()["pid"]
-    assert isinstance(pid, int)
     said: dict[str, object] = {}
     while "orphan" not in said:
         said = zygote.answer()
-    with pytest.raises(StoreLocked, match=f"process {pid}"):
+    with pytest.raises(StoreLocked, match=f"process {zygote.saver}"):
         Checkpointer(tmp_path / "v")
-    os.kill(pid, signal.SIGKILL)
-    while "ended" not in zygote.answer():
-        pass
+    zygote.kill()
     os.kill(int(str(said["orphan"])), 0)  # alive
     Checkpointer(tmp_path / "v").close()
     os.kill(int(str(said["orphan"])), signal.SIGKILL)
