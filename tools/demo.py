@@ -32,7 +32,7 @@ from trainer.entry import DONE, FAILED, guarded
 CONFIG = """\
 [data]
 corpus = "{corpus}"
-seq_len = 256
+seq_len = 128
 
 [model]
 layers = 6
@@ -59,7 +59,7 @@ sample_ids = true
 dir = "{run}"
 seed = 1234
 """
-STEPS, EVERY, FROZEN_STEPS = 150, 15, 30
+STEPS, EVERY, FROZEN_STEPS = 120, 15, 30
 
 
 class Line(TypedDict):

@@ -6,7 +6,7 @@ import itertools
 import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from rich.console import Console
@@ -71,8 +71,9 @@ def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
         if saved is not None:
             # Every refusal comes before the first change.
             _accept(saved, config, resume, feed, now)
-            saved = checkpointer.restore(saved.info.version, parts, allow_older=resume.allow_older)
-            origin = _accept(saved, config, resume, feed, now)
+            restored = checkpointer.restore(saved.info.version, parts, allow_older=resume.allow_older)
+            restored = replace(restored, damaged=restored.damaged or saved.damaged)
+            origin = _accept(restored, config, resume, feed, now)
         folder.write_config(to_toml(config))
         folder.cut_metrics(origin.progress.step)
         log = stack.enter_context(closing(RunLog(folder, uuid.uuid4().hex[:12], rank=0)))
