@@ -1,4 +1,4 @@
-"""Disks that fail, and disks that stop the process: one operation at a time."""
+"""Disks that fail, and disks that stop the process: one operation at a time. None of them waits for the disk."""
 
 from __future__ import annotations
 

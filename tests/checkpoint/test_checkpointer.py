@@ -15,6 +15,7 @@ from torch import nn
 from checkpoint import Checkpointer, NotStorable, Store, Tree, UnknownFormat, VersionInfo, WrongState
 from checkpoint.capture import Pool
 from checkpoint.tensors import ITEM_BYTES
+from tests.checkpoint.disks import Watched
 from tests.checkpoint.states import (
     Box,
     Taker,
@@ -41,7 +42,7 @@ def saved(checkpointer: Checkpointer) -> VersionInfo:
 @given(trees(), trees(), st.sampled_from([1, 7, 16, 1024]))
 def test_trees_survive_bit_by_bit(one: dict[str, Tree], other: dict[str, Tree], chunk_bytes: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        with Checkpointer(folder + "/v", chunk_bytes) as checkpointer:
+        with Checkpointer(folder + "/v", chunk_bytes, disk=Watched()) as checkpointer:
             checkpointer.save(0, {"one": one, "other": other})
             found = taken(checkpointer, 1, "one", "other")
             assert same(found, {"one": one, "other": other})
@@ -65,7 +66,7 @@ def test_every_version_of_a_sequence_restores_and_costs_what_changed(
     wanted: list[Tree] = []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "v"
-        checkpointer = Checkpointer(path, chunk_bytes)
+        checkpointer = Checkpointer(path, chunk_bytes, disk=Watched())
         for step, changes in enumerate(saves):
             touched = set()
             for name, at, value in changes:
@@ -83,7 +84,7 @@ def test_every_version_of_a_sequence_restores_and_costs_what_changed(
                 )
             if reopen:
                 checkpointer.close()
-                checkpointer = Checkpointer(path)
+                checkpointer = Checkpointer(path, disk=Watched())
                 checkpointer.restore(None, {"part": Box(state)})
         checkpointer.close()
         assert all_whole(path) == list(range(1, len(saves) + 1))

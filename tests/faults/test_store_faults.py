@@ -34,7 +34,7 @@ from checkpoint import (
 from checkpoint.disk import Disk
 from checkpoint.pack import ENTRY
 from checkpoint.version import PREFIX
-from tests.checkpoint.disks import Failing
+from tests.checkpoint.disks import Failing, Watched
 from tests.checkpoint.states import Box, all_whole, bits, same, taken
 
 
@@ -49,7 +49,7 @@ def state(step: int) -> dict[str, Tree]:
 
 
 def make(path: Path, versions: int, chunk_bytes: int = 64) -> None:
-    with Checkpointer(path, chunk_bytes) as checkpointer:
+    with Checkpointer(path, chunk_bytes, disk=Watched()) as checkpointer:
         for step in range(1, versions + 1):
             checkpointer.save(step, {"a": state(step), "b": {"x": torch.full((5,), step)}})
 

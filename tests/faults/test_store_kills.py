@@ -16,6 +16,7 @@ from typing import IO
 import pytest
 
 from checkpoint import Checkpointer, NoStore, Store, StoreLocked
+from tests.checkpoint.disks import Watched
 from tests.checkpoint.states import same, taken
 from tests.faults.store_zygote import state
 
@@ -107,7 +108,7 @@ def check_survivors(path: Path, least: int) -> None:
     assert least <= len(versions) <= least + 1
     for version in versions:
         assert Store(path).verify(version).step == version
-    with Checkpointer(path) as checkpointer:
+    with Checkpointer(path, disk=Watched()) as checkpointer:
         assert not [file for file in path.rglob("*") if file.name.endswith(".tmp")]
         assert not list((path / "intents").iterdir())
         for version in versions:
@@ -121,7 +122,7 @@ def check_survivors(path: Path, least: int) -> None:
 def test_killed_after_every_operation(zygote: Zygote, tmp_path: Path) -> None:
     for die_after in range(1, 1000):
         path = tmp_path / str(die_after)
-        ended, said = zygote.run(path, saves=3, die_after=die_after)
+        ended, said = zygote.run(path, saves=2, die_after=die_after)
         check_survivors(path, acknowledged(said))
         if ended == 0:
             break
