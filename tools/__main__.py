@@ -30,8 +30,8 @@ def main() -> int:
         return MISTAKE
     sys.argv = [f"headrace {name}", *rest]
     # Only the command at hand is imported: `headrace pack` must not wait for torch.
-    command = importlib.import_module(COMMANDS[name][0])
-    return guarded(lambda: int(command.main(rest)))
+    module = importlib.import_module(COMMANDS[name][0])
+    return guarded(lambda: int(module.main(rest)))
 
 
 if __name__ == "__main__":
