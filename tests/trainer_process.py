@@ -11,8 +11,9 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -120,17 +121,27 @@ class _DyingDisk(Disk):
         return counted
 
 
-def start(arguments: Sequence[str], output: Path, hook: Callable[[], None] | None = None) -> BaseProcess:
+def start(
+    arguments: Sequence[str],
+    output: Path,
+    hook: Callable[[], None] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> BaseProcess:
     """`python -m trainer ARGUMENTS`, its output to a file."""
     context = multiprocessing.get_context("forkserver")
     # torch._dynamo: the first optimizer of a process imports it, and that takes longer than a whole run here.
     context.set_forkserver_preload(["trainer.__main__", "tests.trainer_process", "torch._dynamo"])
-    process = context.Process(target=_main, args=(list(arguments), str(output), hook))
+    process = context.Process(
+        target=_main, args=(list(arguments), str(output), hook, dict(environment or {}))
+    )
     process.start()
     return process
 
 
-def _main(arguments: list[str], output: str, hook: Callable[[], None] | None) -> None:
+def _main(
+    arguments: list[str], output: str, hook: Callable[[], None] | None, environment: dict[str, str]
+) -> None:
+    os.environ.update(environment)
     from trainer.__main__ import main
     from trainer.entry import guarded
 
@@ -170,6 +181,36 @@ def trained(file: Path, *arguments: str, hook: Callable[[], None] | None = None)
     return finished(start([str(file), *arguments], output, hook), output)
 
 
+def launch(
+    file: Path, size: int, *arguments: str, hooks: Mapping[int, Callable[[], None]] | None = None
+) -> list[BaseProcess]:
+    """The trainer on `size` ranks, started as torchrun would; each writes FILE.RANK.out."""
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(size)}
+    return [
+        start(
+            [str(file), *arguments],
+            file.with_suffix(f".{rank}.out"),
+            (hooks or {}).get(rank),
+            {**address, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank in range(size)
+    ]
+
+
+def ended(processes: Sequence[BaseProcess], file: Path, timeout: float = 120.0) -> list[Ended]:
+    """All ranks, each to its end; one that is still there after `timeout` seconds is killed and has no code."""
+    return [
+        finished(process, file.with_suffix(f".{rank}.out"), timeout) for rank, process in enumerate(processes)
+    ]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
+        return port
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What a run came to: all that must be equal, bit for bit, however often it was killed."""
@@ -178,7 +219,7 @@ class Outcome:
     lines: list[dict[str, object]]
 
 
-TIMES = ("tokens_per_s", "seconds", "phases", "time")
+TIMES = ("tokens_per_s", "seconds", "phases", "time", "comms_s")
 
 
 def outcome(run: Path, step: int = STEPS) -> Outcome:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from rich.console import Console
 
 from trainer.config import RunConfig, load, refusal
 from trainer.entry import guarded
+from trainer.ranks import launched
 from trainer.resume import Resume
 from trainer.run import run
 
@@ -43,7 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         raise refusal(error, "command line") from error
     resume = Resume.parse(arguments.resume, arguments.allow_change, arguments.allow_older)
-    run(arguments.config, resume, Console())
+    with launched(os.environ, arguments.config.run.device) as ranks:
+        run(arguments.config, resume, Console(), ranks)
     return 0
 
 

@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Annotated, Literal, get_args
 
 import tomli_w
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline import JSON
+from trainer.engine import CommsConfig
 from trainer.errors import ConfigError
+from trainer.evaluation import EvalConfig
 from trainer.freeze import FreezeConfig
 from trainer.model import ModelConfig
 from trainer.optim import OptimConfig
 from trainer.section import FREE, Free, Section
+from trainer.step import Precision
 
 
 class RunSection(Section):
@@ -48,6 +51,10 @@ class TrainConfig(Section):
     """Samples of one optimizer step, over all ranks."""
     micro_batch: int = Field(ge=1)
     """Samples of one forward pass on one rank. Another value gives the same batches, and losses equal to rounding."""
+    precision: Precision = "fp32"
+    """bf16: matrix products in bf16 (autocast); weights, optimizer state, sums and the loss stay in fp32."""
+    activation_checkpointing: bool = False
+    """Compute each block's inside again in backward instead of keeping it: less memory, about a third more time."""
 
 
 class CheckpointConfig(Section):
@@ -72,21 +79,18 @@ class RunConfig(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig
     freeze: FreezeConfig = FreezeConfig()
+    comms: CommsConfig = CommsConfig()
+    eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
 
-    @model_validator(mode="after")
-    def _batches_divide(self) -> RunConfig:
-        self.accumulation(world_size=1)
-        return self
-
     def accumulation(self, world_size: int) -> int:
-        """Micro batches per step and rank. Raises ValueError where they do not make up the global batch."""
+        """Micro batches per step and rank. Raises ConfigError where they do not make up the global batch."""
         chunk = world_size * self.train.micro_batch
         if self.train.global_batch % chunk:
             below = self.train.global_batch // chunk * chunk
             near = f"{below} or {below + chunk}" if below else f"{chunk}"
-            raise ValueError(
+            raise ConfigError(
                 f"train.global_batch {self.train.global_batch} is no multiple of ranks x micro_batch = "
                 f"{world_size} x {self.train.micro_batch}; the nearest that is: {near}"
             )

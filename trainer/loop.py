@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 from torch import Tensor
 
 from pipeline import Item, State
+from trainer.engine import NO_COMMS, Comms
 
 Batch: TypeAlias = "dict[str, Tensor]"
 
@@ -44,7 +45,10 @@ class StepResult:
     padded_tokens: int
     """Positions that held padding: never part of a throughput."""
     samples: Sequence[int]
+    """Ids of the global batch, in the order of their positions."""
     phases: Mapping[str, float]
+    comms: Comms = NO_COMMS
+    """What the reduction of gradients took; `phases` has the exposed part of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def train(
 ) -> Progress:
     """Train from `progress` until `until`. An item holds one step's micro batches and the feed's state after them."""
     ended = time.perf_counter()
-    stalled = 0.0
+    observed = stalled = 0.0
     while not until(progress):
         asked = time.perf_counter()
         item = next(batches)
@@ -105,13 +109,14 @@ def train(
         assert isinstance(position, int)
         progress = Progress(progress.step + 1, position, progress.tokens + result.trained_tokens, item.resume)
         now = time.perf_counter()
-        phases = {"data_wait": waited, **result.phases, "checkpoint_stall": stalled}
+        phases = {"data_wait": waited, **result.phases, "observers": observed, "checkpoint_stall": stalled}
         record = StepRecord(progress, result, now - ended, phases)
         ended = now
         # Observers first: a version must never be ahead of the metrics, or a kill in between loses a step's line.
         for observe in observers:
             observe(record)
         saving = time.perf_counter()
+        observed = saving - now
         saver.after(record)
         stalled = time.perf_counter() - saving
     saver.finish(progress)

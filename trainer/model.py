@@ -5,10 +5,14 @@ Axis letters: B rows, T positions, D width, H heads, K head width, V vocabulary.
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from trainer.section import Section
 
@@ -17,15 +21,24 @@ ROPE_BASE = 10_000.0
 
 
 class ModelConfig(Section):
-    """[model]: the shape of the GPT. Its vocabulary comes from the corpus."""
+    """[model]: which model is trained. The vocabulary of the small GPT comes from the corpus."""
 
+    kind: Literal["gpt", "hf"] = "gpt"
+    """gpt: ours, of the shape below. hf: a causal model of Hugging Face, from `path`."""
+    path: Path | None = None
+    """For hf: a directory with config.json, its weights (safetensors) taken where there are any; or a config file
+    alone, which begins from random weights. No code in it is run."""
     layers: int = Field(default=4, ge=1)
     heads: int = Field(default=4, ge=1)
     width: int = Field(default=256, ge=2)
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> ModelConfig:
+    def _fits_together(self) -> ModelConfig:
+        if (self.kind == "hf") != (self.path is not None):
+            raise ValueError(
+                "model.path names a Hugging Face model: give it with model.kind = 'hf', and only there"
+            )
         if self.width % (2 * self.heads):
             raise ValueError(
                 f"width must be a multiple of 2 x heads = {2 * self.heads} (rotary positions turn pairs), "
@@ -99,6 +112,8 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
         super().__init__()
         self.head_width = config.width // config.heads
+        self.recompute = False
+        """Activation checkpointing: each block's inside is computed again in backward instead of kept."""
         self.embedding = nn.Embedding(vocab_size, config.width)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width)
@@ -114,5 +129,9 @@ class GPT(nn.Module):
         cos, sin = rotations(position_ids, self.head_width)
         x_BTD = self.embedding(input_ids)
         for block in self.blocks:
-            x_BTD = block(x_BTD, mask, cos, sin)
+            if self.recompute and self.training:
+                # Non-reentrant: gradients come block by block, so that their reduction still hides behind backward.
+                x_BTD = checkpoint(block, x_BTD, mask, cos, sin, use_reentrant=False)
+            else:
+                x_BTD = block(x_BTD, mask, cos, sin)
         return F.linear(self.norm(x_BTD), self.embedding.weight)

@@ -31,6 +31,8 @@ class MetricsFile:
             "tokens_total": progress.tokens,
             "tokens_per_s": round(result.trained_tokens / record.seconds, 1),
             "seconds": round(record.seconds, 6),
+            "comms_s": round(result.comms.total_s, 6),
+            "comms_bytes": result.comms.bytes,
             "phases": {name: round(seconds, 6) for name, seconds in record.phases.items()},
             "time": round(time.time(), 3),
         }

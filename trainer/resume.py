@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pipeline import JSON
 from trainer.config import RunConfig, keys
 from trainer.errors import ChangedConfig, ConfigError
+from trainer.loop import Progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,19 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.key}: {self.saved!r} in the version, {self.now!r} now"
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a run goes on from: nothing (version None) or a version, and what has changed since."""
+
+    version: int | None
+    progress: Progress
+    changed: Sequence[Change] = ()
+    warnings: Sequence[str] = ()
+
+
+BEGINNING = Origin(None, Progress(step=0, position=0, tokens=0, feed={}))
 
 
 def changes(saved: Mapping[str, JSON], now: RunConfig) -> list[Change]:

@@ -3,68 +3,57 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 
 import torch
 from rich.console import Console
 from torch import nn
 
-from checkpoint import Checkpointer, Part, Restored, VersionInfo
+from checkpoint import Checkpointer, Part, Restored
 from pipeline import JSON, Item
 from stages.corpus import LocalCorpus, open_corpus
 from stages.feed import Feed, FeedSpec, tensor_feed
+from trainer import models
 from trainer import resume as rules
-from trainer.config import RunConfig, to_toml
+from trainer.config import RunConfig
+from trainer.engine import DataParallel, Engine, Single
 from trainer.environment import differing, environment
 from trainer.errors import ConfigError
-from trainer.folder import RunFolder, RunLog
+from trainer.evaluation import Evaluation
+from trainer.folder import RunFolder
 from trainer.freeze import freeze
-from trainer.loop import Batch, Progress, train
-from trainer.model import GPT
-from trainer.observers import ConsoleLine, MetricsFile
+from trainer.loop import Batch, Observer, Progress, train
 from trainer.optim import NamedOptimizer, adamw
-from trainer.resume import Change, Resume
+from trainer.ranks import Alone, Launched
+from trainer.records import FolderRecords, NoRecords, Records
+from trainer.resume import BEGINNING, Origin, Resume
 from trainer.saver import Parts, VersionSaver
 from trainer.signals import StopRequest, stop_on_signal
 from trainer.step import TorchStep
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a run goes on from: nothing (version None) or a version, and what has changed since."""
-
-    version: int | None
-    progress: Progress
-    changed: Sequence[Change] = ()
-    warnings: Sequence[str] = ()
-
-
-BEGINNING = Origin(None, Progress(step=0, position=0, tokens=0, feed={}))
-
-
-def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
+def run(config: RunConfig, resume: Resume, console: Console, ranks: Alone | Launched) -> Progress:
     """Train `config` to its end from where `resume` says. Returns the progress at the end or at a stop by signal."""
-    device = _device(config)
-    if config.run.threads:
-        torch.set_num_threads(config.run.threads)
-    if device.type == "cuda":
-        # Without it cuBLAS and scatter kernels sum in an order that changes from run to run.
-        torch.use_deterministic_algorithms(True, warn_only=True)
+    _settle_arithmetic(config, ranks)
+    accumulation = config.accumulation(ranks.size)
     with ExitStack() as stack:
         corpus = stack.enter_context(open_corpus(config.data.corpus))
-        feed = _feed(config, corpus, device)
-        model, optimizer = _model(config, corpus, device)
+        feed = _feed(config, corpus, ranks)
+        model, optimizer = _model(config, corpus, ranks)
         parts: dict[str, Part] = {"model": model, "optimizer": optimizer}
-        now = environment(device, world_size=1)
+        now = environment(ranks.device, ranks.size)
+        held_out = (
+            None if config.eval.corpus is None else stack.enter_context(open_corpus(config.eval.corpus))
+        )
         # The folder comes after whatever else can be refused: a mistake must not leave an empty run behind.
         folder = RunFolder(config.run.dir)
         if resume.version is not None and not folder.versions.exists():
             raise ConfigError(f"--resume {resume.version}: {folder.path} holds no versions yet")
         folder.make()
-        checkpointer = stack.enter_context(Checkpointer(folder.versions))
+        checkpointer = stack.enter_context(Checkpointer(folder.versions, group=ranks.versions))
         saved = _saved(checkpointer, resume)
         config = config.resolved(None if saved is None else _section(saved, "config"))
         origin = BEGINNING
@@ -74,48 +63,39 @@ def run(config: RunConfig, resume: Resume, console: Console) -> Progress:
             restored = checkpointer.restore(saved.info.version, parts, allow_older=resume.allow_older)
             restored = replace(restored, damaged=restored.damaged or saved.damaged)
             origin = _accept(restored, config, resume, feed, now)
-        folder.write_config(to_toml(config))
-        folder.cut_metrics(origin.progress.step)
-        log = stack.enter_context(closing(RunLog(folder, uuid.uuid4().hex[:12], rank=0)))
-        metrics = stack.enter_context(closing(MetricsFile(folder.metrics, sample_ids=config.log.sample_ids)))
-        _announce(console, log, config, corpus, model, origin)
-
-        def whole(progress: Progress) -> Parts:
-            return {
-                **parts,
-                "feed": progress.feed,
-                "progress": {"step": progress.step, "position": progress.position, "tokens": progress.tokens},
-                "config": config.plain(),
-                "environment": now,
-            }
-
-        def acknowledged(info: VersionInfo) -> None:
-            log.event("version", version=info.version, step=info.step, new_bytes=info.new_bytes)
-            console.print(
-                f"version {info.version} at step {info.step}: {info.new_bytes:,} new bytes of {info.total_bytes:,}",
-                soft_wrap=True,
-                highlight=False,
-            )
-
+        records: Records = (
+            FolderRecords(folder, config, origin.progress.step, console) if ranks.rank == 0 else NoRecords()
+        )
+        stack.enter_context(records)
+        records.began(origin, _about(config, corpus, model, ranks))
+        stop = stack.enter_context(stop_on_signal())
+        observers = [*records.observers]
+        if held_out is not None:
+            observers.append(_evaluation(config, held_out, model, ranks, stop, records))
         saver = VersionSaver(
             checkpointer,
-            whole,
+            partial(_whole, parts, config, now),
             every=config.checkpoint.every_steps,
             saved_step=origin.progress.step if origin.version is not None else None,
-            acknowledged=acknowledged,
+            acknowledged=records.version,
         )
-        step = TorchStep(model, optimizer.optimizer, config.optim, seed=config.run.seed)
-        stop = stack.enter_context(stop_on_signal())
-        items = stack.enter_context(closing(grouped(feed.items(), config.accumulation(world_size=1))))
-        progress = train(
-            items,
-            step,
-            progress=origin.progress,
-            until=lambda progress: stop.signal is not None or progress.step >= config.train.steps,
-            saver=saver,
-            observers=(metrics, ConsoleLine(console, steps=config.train.steps, every=config.log.every_steps)),
+        engine = _engine(config, model, ranks)
+        step = TorchStep(
+            engine,
+            model,
+            optimizer.optimizer,
+            config.optim,
+            ranks=ranks,
+            seed=config.run.seed,
+            precision=config.train.precision,
         )
-        _close(console, log, config, progress, stop)
+        items = stack.enter_context(closing(grouped(feed.items(), accumulation)))
+
+        def until(progress: Progress) -> bool:
+            return progress.step >= config.train.steps or ranks.any(stop.asked)
+
+        progress = train(items, step, progress=origin.progress, until=until, saver=saver, observers=observers)
+        records.ended(progress, _reason(config, progress, stop))
         return progress
 
 
@@ -128,30 +108,86 @@ def grouped(
             yield Item([item.value for item in group], group[-1].resume)
 
 
-def _device(config: RunConfig) -> torch.device:
-    available = torch.cuda.is_available()
-    if config.run.device == "cuda" and not available:
-        raise ConfigError("run.device is cuda, but torch sees no CUDA device; set it to auto or cpu")
-    return torch.device("cuda" if available and config.run.device != "cpu" else "cpu")
+def _settle_arithmetic(config: RunConfig, ranks: Alone | Launched) -> None:
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    if ranks.device.type == "cuda":
+        # Without it cuBLAS and scatter kernels sum in an order that changes from run to run.
+        torch.use_deterministic_algorithms(True, warn_only=True)
 
 
-def _feed(config: RunConfig, corpus: LocalCorpus, device: torch.device) -> Feed[Batch]:
+def _feed(config: RunConfig, corpus: LocalCorpus, ranks: Alone | Launched) -> Feed[Batch]:
     spec = FeedSpec(
         seq_len=config.data.seq_len,
         batch_size=config.train.micro_batch,
         seed=config.run.seed,
+        rank=ranks.rank,
+        world_size=ranks.size,
         end=config.train.steps * config.train.global_batch,
     )
-    return tensor_feed(corpus, spec, str(device))
+    return tensor_feed(corpus, spec, str(ranks.device))
 
 
-def _model(config: RunConfig, corpus: LocalCorpus, device: torch.device) -> tuple[nn.Module, NamedOptimizer]:
+def _model(
+    config: RunConfig, corpus: LocalCorpus, ranks: Alone | Launched
+) -> tuple[nn.Module, NamedOptimizer]:
     torch.manual_seed(config.run.seed)
-    model = GPT(config.model, corpus.meta.tokenizer.vocab_size).to(device)
+    vocabulary = corpus.meta.tokenizer.vocab_size
+    model = models.build(config.model, vocabulary, recompute=config.train.activation_checkpointing)
+    model = model.to(ranks.device)
     # The optimizer holds every parameter, so that freezing changes what is trained and not what is kept.
     optimizer = adamw(model, config.optim)
     freeze(model, config.freeze)
     return model, NamedOptimizer(optimizer, model)
+
+
+def _engine(config: RunConfig, model: nn.Module, ranks: Alone | Launched) -> Engine:
+    if isinstance(ranks, Alone):
+        return Single(model)
+    engine = DataParallel(model, ranks, config.comms)
+    shape = (config.train.micro_batch, config.data.seq_len)
+    ids = torch.zeros(shape, dtype=torch.int64, device=ranks.device)
+    engine.settle(ids, torch.arange(shape[1], device=ranks.device).expand(shape))
+    return engine
+
+
+def _evaluation(
+    config: RunConfig,
+    corpus: LocalCorpus,
+    model: nn.Module,
+    ranks: Alone | Launched,
+    stop: StopRequest,
+    records: Records,
+) -> Observer:
+    spec = FeedSpec(
+        seq_len=config.data.seq_len,
+        batch_size=config.train.micro_batch,
+        rank=ranks.rank,
+        world_size=ranks.size,
+        columns=("input_ids", "labels", "position_ids"),
+    )
+    return Evaluation(
+        model,
+        lambda: tensor_feed(corpus, spec, str(ranks.device)),
+        ranks,
+        config.eval,
+        precision=config.train.precision,
+        stopping=lambda: stop.asked,
+        report=records.evaluated,
+    )
+
+
+def _whole(
+    parts: Mapping[str, Part], config: RunConfig, now: Mapping[str, JSON], progress: Progress
+) -> Parts:
+    """The whole run as a version holds it."""
+    return {
+        **parts,
+        "feed": progress.feed,
+        "progress": {"step": progress.step, "position": progress.position, "tokens": progress.tokens},
+        "config": config.plain(),
+        "environment": now,
+    }
 
 
 def _saved(checkpointer: Checkpointer, resume: Resume) -> Restored | None:
@@ -174,8 +210,8 @@ def _accept(
     warnings = [
         *([f"{saved.damaged}"] if saved.damaged is not None else []),
         *(
-            f"bits may differ from the uninterrupted run: {d}"
-            for d in differing(_section(saved, "environment"), now)
+            f"bits may differ from the uninterrupted run: {difference}"
+            for difference in differing(_section(saved, "environment"), now)
         ),
     ]
     return Origin(saved.info.version, progress, found, warnings)
@@ -197,37 +233,17 @@ def _integer(plain: Mapping[str, JSON], key: str) -> int:
     return value
 
 
-def _announce(
-    console: Console, log: RunLog, config: RunConfig, corpus: LocalCorpus, model: nn.Module, origin: Origin
-) -> None:
+def _about(config: RunConfig, corpus: LocalCorpus, model: nn.Module, ranks: Alone | Launched) -> list[str]:
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
-    begun = (
-        f"resuming from version {origin.version} at step {origin.progress.step}"
-        if origin.version
-        else "a new run"
-    )
-    lines = [
-        f"run {config.run.dir}: {begun}, to step {config.train.steps}",
+    return [
         f"corpus {config.data.corpus}: {corpus.meta.documents:,} documents, {corpus.meta.tokens:,} tokens",
         f"model: {total:,} parameters, {trained:,} trained",
-        *(f"changed since the version: {change}" for change in origin.changed),
-        *(f"warning: {warning}" for warning in origin.warnings),
+        *([f"ranks: {ranks.size}, on {ranks.device.type}"] if ranks.size > 1 else []),
     ]
-    for line in lines:
-        console.print(line, soft_wrap=True, highlight=False, markup=False)
-    log.event(
-        "start",
-        version=origin.version,
-        step=origin.progress.step,
-        changed=[str(change) for change in origin.changed],
-        warnings=list(origin.warnings),
-    )
 
 
-def _close(console: Console, log: RunLog, config: RunConfig, progress: Progress, stop: StopRequest) -> None:
-    reason = (
-        "done" if progress.step >= config.train.steps else f"stopped by {stop.signal and stop.signal.name}"
-    )
-    log.event("end", step=progress.step, reason=reason)
-    console.print(f"{reason}: step {progress.step}, {progress.tokens:,} tokens trained", highlight=False)
+def _reason(config: RunConfig, progress: Progress, stop: StopRequest) -> str:
+    if progress.step >= config.train.steps:
+        return "done"
+    return f"stopped by {stop.signal.name}" if stop.signal is not None else "stopped by another rank's signal"

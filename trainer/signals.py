@@ -1,11 +1,17 @@
-"""Ending a run from outside: the first SIGTERM or SIGINT asks, the second one ends."""
+"""Ending a run from outside: the first SIGTERM or SIGINT asks, a second one ends at once."""
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+REPEAT_S = 2.0
+"""Signals this soon after the first are the same request: at a terminal, Ctrl-C reaches a rank directly and again
+through its launcher."""
 
 
 class StopRequest:
@@ -13,22 +19,27 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
+        self._at = 0.0
+
+    @property
+    def asked(self) -> bool:
+        return self.signal is not None
+
+    def note(self, number: int, frame: FrameType | None) -> None:
+        if self.signal is None:
+            self.signal, self._at = signal.Signals(number), time.monotonic()
+        elif time.monotonic() - self._at > REPEAT_S:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Within the block SIGTERM and SIGINT are noted once; a second one has its default effect."""
+    """Within the block SIGTERM and SIGINT are noted; a later one has its default effect."""
     request = StopRequest()
-    watched = (signal.SIGTERM, signal.SIGINT)
-
-    def note(number: int, frame: FrameType | None) -> None:
-        request.signal = signal.Signals(number)
-        for each in watched:
-            signal.signal(each, signal.SIG_DFL)
-
-    before = {each: signal.signal(each, note) for each in watched}
+    before = {number: signal.signal(number, request.note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield request
     finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
