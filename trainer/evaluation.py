@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import nn
 
 from stages.feed import Feed
@@ -28,12 +28,6 @@ class EvalConfig(Section):
     every_steps: Annotated[int, FREE] = Field(default=100, ge=1)
     batches: Annotated[int, FREE] = Field(default=20, ge=1)
     """Micro batches in each evaluation, over all ranks rounded up to a whole one for each."""
-
-    @model_validator(mode="after")
-    def _has_a_corpus(self) -> EvalConfig:
-        if self.corpus is None and {"every_steps", "batches"} & self.model_fields_set:
-            raise ValueError("eval.every_steps and eval.batches have no effect without eval.corpus")
-        return self
 
 
 class Evaluation:

@@ -33,11 +33,10 @@ def config(**sections: dict[str, object]) -> RunConfig:
         ({"log": {"zzz": 3}}, "log.zzz: no such key; known keys: every_steps, sample_ids"),
         ({"optim": {"lr": "fast"}}, "optim.lr: Input should be a valid number"),
         ({"train": {"steps": 0}}, "train.steps: Input should be greater than or equal to 1, got 0"),
-        (
-            {"train": {"global_batch": 10}},
-            "global_batch 10 is no multiple of ranks x micro_batch = 1 x 4; the nearest that is: 8 or 12",
-        ),
         ({"model": {"width": 30}}, "width must be a multiple of 2 x heads"),
+        ({"model": {"kind": "hf"}}, "model.path names a Hugging Face model"),
+        ({"model": {"path": "x"}}, "model.path names a Hugging Face model"),
+        ({"train": {"precision": "fp8"}}, "train.precision: Input should be 'fp32' or 'bf16'"),
     ],
 )
 def test_a_wrong_key_is_named_with_what_was_expected(
@@ -47,6 +46,21 @@ def test_a_wrong_key_is_named_with_what_was_expected(
         config(**sections)
     assert message in str(caught.value)
     assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("world_size", "message"),
+    [
+        (1, "global_batch 10 is no multiple of ranks x micro_batch = 1 x 4; the nearest that is: 8 or 12"),
+        (2, "global_batch 10 is no multiple of ranks x micro_batch = 2 x 4; the nearest that is: 8 or 16"),
+        (4, "global_batch 10 is no multiple of ranks x micro_batch = 4 x 4; the nearest that is: 16"),
+    ],
+)
+def test_ranks_micro_batch_and_accumulation_make_up_the_global_batch(world_size: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        config(train={"global_batch": 10}).accumulation(world_size)
+    assert message in str(caught.value)
+    assert config(train={"global_batch": 16}).accumulation(world_size) == 4 // world_size
 
 
 def test_every_wrong_key_is_listed() -> None:
@@ -89,6 +103,7 @@ def test_keys_that_weights_do_not_depend_on() -> None:
     assert free == {
         *("run.dir", "run.threads", "run.device", "data.corpus", "train.steps"),
         *("checkpoint.every_steps", "log.every_steps", "log.sample_ids"),
+        *("eval.corpus", "eval.every_steps", "eval.batches"),
     }
 
 

@@ -78,7 +78,7 @@ def test_a_run_that_is_at_its_end_reads_nothing() -> None:
 def test_phases_fit_into_the_step() -> None:
     _, tape = trained(steps=4)
     for record in tape.records:
-        assert set(record.phases) == {"data_wait", "forward", "checkpoint_stall"}
+        assert set(record.phases) == {"data_wait", "forward", "observers", "checkpoint_stall"}
         assert sum(record.phases.values()) <= record.seconds + 1e-9
 
 

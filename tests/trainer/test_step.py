@@ -7,11 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from trainer.engine import Single
 from trainer.errors import TrainingFailed
 from trainer.loop import Batch
 from trainer.model import GPT, ModelConfig
 from trainer.optim import OptimConfig, adamw
-from trainer.step import TorchStep, step_seed
+from trainer.ranks import Alone
+from trainer.step import Precision, TorchStep, step_seed
 
 CONFIG = OptimConfig(lr=1e-2, clip_norm=0.5, decay_steps=10)
 
@@ -37,9 +39,16 @@ def split(whole: Batch, parts: int) -> list[Batch]:
     return [{key: value[i * rows : (i + 1) * rows] for key, value in whole.items()} for i in range(parts)]
 
 
+def step_of(net: nn.Module, *, seed: int = 0, rank: int = 0, precision: Precision = "fp32") -> TorchStep:
+    ranks = Alone(torch.device("cpu"), rank)
+    return TorchStep(
+        Single(net), net, adamw(net, CONFIG), CONFIG, ranks=ranks, seed=seed, precision=precision
+    )
+
+
 def updated(parts: int) -> tuple[nn.Module, float, float]:
     net = model()
-    result = TorchStep(net, adamw(net, CONFIG), CONFIG, seed=0)(split(batch(), parts), 0)
+    result = step_of(net)(split(batch(), parts), 0)
     return net, result.loss, result.grad_norm
 
 
@@ -79,7 +88,7 @@ def test_accumulation_is_invisible_with_uneven_token_counts(parts: int) -> None:
 
 def test_every_trained_token_counts_once() -> None:
     net = model()
-    result = TorchStep(net, adamw(net, CONFIG), CONFIG, seed=0)(split(batch(masked=5), 4), 0)
+    result = step_of(net)(split(batch(masked=5), 4), 0)
     assert result.trained_tokens == 4 * 11 - 5
     assert result.padded_tokens == 0
     assert list(result.samples) == [0, 1, 2, 3]
@@ -88,7 +97,7 @@ def test_every_trained_token_counts_once() -> None:
 def test_dropout_is_a_function_of_seed_step_and_rank() -> None:
     def loss(seed: int, step: int, rank: int) -> float:
         net = model(dropout=0.5)
-        return TorchStep(net, adamw(net, CONFIG), CONFIG, seed=seed, rank=rank)([batch()], step).loss
+        return step_of(net, seed=seed, rank=rank)([batch()], step).loss
 
     torch.manual_seed(99)
     assert loss(1, 5, 0) == loss(1, 5, 0)
@@ -103,7 +112,7 @@ def test_step_seeds_do_not_collide() -> None:
 
 def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
     net = model()
-    step = TorchStep(net, adamw(net, CONFIG), CONFIG, seed=0)
+    step = step_of(net)
     with torch.no_grad():
         net.norm.weight[0] = float("nan")
     before = [p.detach().clone() for p in net.parameters()]
@@ -111,3 +120,24 @@ def test_a_loss_that_is_not_finite_stops_before_the_update() -> None:
         step([batch()], 3)
     for now, then in zip(net.parameters(), before, strict=True):
         assert torch.equal(now.nan_to_num(), then.nan_to_num())
+
+
+def test_bf16_keeps_weights_and_loss_in_fp32() -> None:
+    net = model()
+    result = step_of(net, precision="bf16")([batch()], 0)
+    assert {p.dtype for p in net.parameters()} == {torch.float32}
+    assert result.loss == pytest.approx(updated(parts=1)[1], rel=1e-2)
+    assert result.loss != updated(parts=1)[1]
+
+
+def test_recomputed_activations_change_no_bit() -> None:
+    def trained(recompute: bool) -> list[torch.Tensor]:
+        net = model(dropout=0.3)
+        net.recompute = recompute
+        step = step_of(net)
+        for number in range(3):
+            step(split(batch(), 2), number)
+        return [p.detach() for p in net.parameters()]
+
+    for kept, recomputed in zip(trained(False), trained(True), strict=True):
+        assert torch.equal(kept, recomputed)
