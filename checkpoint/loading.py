@@ -186,7 +186,8 @@ def _takes_bytes(tensor: torch.Tensor) -> bool:
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
     import torch
 
-    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+    # Not view(-1): a contiguous tensor of one element or none may have any stride, and keeps it.
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
 def _copy_into(target: torch.Tensor, source: torch.Tensor) -> None:

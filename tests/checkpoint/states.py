@@ -46,9 +46,8 @@ def taken(checkpointer: Checkpointer, version: int | None, *parts: str) -> dict[
 
 def bits(tensor: Tensor) -> bytes:
     """The tensor's elements in row-major order."""
-    return (
-        tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    )
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
 
 
 def same(one: object, other: object) -> bool:

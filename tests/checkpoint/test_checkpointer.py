@@ -102,6 +102,17 @@ def test_content_that_the_parent_holds_elsewhere_is_not_written_again(tmp_path: 
         assert saved(checkpointer).new_bytes == 0
 
 
+def test_the_same_bytes_of_another_type_or_shape_are_another_tensor(tmp_path: Path) -> None:
+    tensor = torch.rand(100)
+    forms = (tensor, tensor.view(torch.int32), tensor.view(10, 10))
+    with Checkpointer(tmp_path / "v", 64) as checkpointer:
+        for step, form in enumerate(forms):
+            checkpointer.save(step, {"a": {"x": form}})
+        assert saved(checkpointer).new_bytes == 0
+        for version, form in enumerate(forms, start=1):
+            assert same(taken(checkpointer, version, "a")["a"]["x"], form)
+
+
 def test_content_that_comes_back_is_found_again(tmp_path: Path) -> None:
     frozen, one, other = torch.rand(100), torch.rand(100), torch.rand(100)
     with Checkpointer(tmp_path / "v") as checkpointer:
@@ -181,6 +192,8 @@ LAYOUTS: dict[str, Callable[[], torch.Tensor]] = {
     "expanded": lambda: torch.rand(1, 7).expand(5, 7),
     "conjugated": lambda: torch.rand(50, dtype=torch.complex64).conj(),
     "negative": lambda: torch.rand(50, dtype=torch.complex64).conj().imag,
+    "one element, any stride": lambda: torch.rand(5, 2)[:1, 0],
+    "no element, any stride": lambda: torch.rand(0, 2, dtype=torch.float64)[:, 0],
     "parameter": lambda: nn.Parameter(torch.rand(9)),
 }
 

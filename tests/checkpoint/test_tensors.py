@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from checkpoint.strict import Malformed
@@ -37,6 +37,8 @@ boxes = st.tuples(st.tuples(*[st.integers(0, 3)] * 2), st.tuples(*[st.integers(0
 
 
 @given(st.lists(boxes, min_size=1, max_size=4))
+@example([((0, 0), (3, 3)), ((0, 2), (3, 1))])
+@example([((0, 0), (3, 2)), ((0, 2), (3, 2))])
 def test_coverage_agrees_with_counting_elements(found: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> None:
     spec = TensorSpec("int8", (3, 4))
     pieces = [Piece(offset, shape) for offset, shape in found]
