@@ -18,7 +18,7 @@ from tools.bench.rounds import Result, run_rounds
 from tools.bench.sides import Bench, Round, Settings
 from trainer.entry import DONE, guarded
 
-Name: TypeAlias = Literal["pack", "feed"]
+Name: TypeAlias = Literal["pack", "feed", "scaling", "overlap"]
 """Each is a module of this package."""
 
 

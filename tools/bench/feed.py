@@ -18,9 +18,7 @@ import torch
 
 from stages.corpus import LocalCorpus, open_corpus
 from stages.feed import FeedSpec, tensor_feed
-from tools import pack
 from tools.bench import text
-from tools.bench.pack import TEXT_BYTES, VOCABULARY
 from tools.bench.sides import LIMIT, OURS, Round, Settings, Side, Sides
 from trainer.loop import Progress, StepRecord, train
 from trainer.model import GPT, ModelConfig
@@ -35,11 +33,7 @@ TRAINED_STEPS = 6
 @contextmanager
 def bench(settings: Settings) -> Iterator[Sides]:
     torch.set_num_threads(settings.workers)
-    folder = settings.cache / "corpus"
-    lines = text.json_lines(settings.cache, TEXT_BYTES)
-    tokenizer = settings.tokenizer or text.tokenizer(settings.cache, lines, VOCABULARY)
-    pack.run(pack.Arguments(inputs=(lines,), out=folder, tokenizer=tokenizer))
-    with open_corpus(folder) as corpus:
+    with open_corpus(text.corpus(settings)) as corpus:
         flat = _flat(corpus, settings.cache / "corpus.bin")
         yield Sides(
             "tokens/s",

@@ -15,18 +15,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.tokenise import TrainSpec
 from tools.bench import text
 from tools.bench.sides import LIMIT, OURS, Round, Settings, Side, Sides
-
-TEXT_BYTES = 48 << 20
-VOCABULARY = TrainSpec(32768)
 
 
 @contextmanager
 def bench(settings: Settings) -> Iterator[Sides]:
-    lines = text.json_lines(settings.cache, TEXT_BYTES)
-    tokenizer = settings.tokenizer or text.tokenizer(settings.cache, lines, VOCABULARY)
+    lines = text.json_lines(settings.cache, text.BYTES)
+    tokenizer = settings.tokenizer or text.tokenizer(settings.cache, lines, text.VOCABULARY)
     yield Sides(
         "tokens/s",
         {name: _in_a_process(name, lines, tokenizer, settings) for name in (OURS, LIMIT)},

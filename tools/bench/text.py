@@ -13,7 +13,11 @@ import zstandard
 
 from stages.inputs.scan import Choice, scan
 from stages.tokenise import TrainSpec, train
+from tools import pack
+from tools.bench.sides import Settings
 
+BYTES = 48 << 20
+VOCABULARY = TrainSpec(32768)
 GLOBS = ("*.py", "*.md", "*.txt", "*.rst")
 
 
@@ -62,3 +66,12 @@ def tokenizer(cache: Path, path: Path, spec: TrainSpec) -> Path:
         draft.write_bytes(train(spec, texts(path)))
         draft.replace(made)
     return made
+
+
+def corpus(settings: Settings) -> Path:
+    """The documents packed with the bench's tokenizer, made once."""
+    lines = json_lines(settings.cache, BYTES)
+    given = settings.tokenizer or tokenizer(settings.cache, lines, VOCABULARY)
+    folder = settings.cache / "corpus"
+    pack.run(pack.Arguments(inputs=(lines,), out=folder, tokenizer=given))
+    return folder
