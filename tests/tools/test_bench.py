@@ -82,8 +82,8 @@ def test_ends_with_one_line_of_json(
 
 
 def test_packing_and_its_limit_do_the_same_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(pack, "TEXT_BYTES", 1 << 20)
-    monkeypatch.setattr(pack, "VOCABULARY", TrainSpec(1000))
+    monkeypatch.setattr(text, "BYTES", 1 << 20)
+    monkeypatch.setattr(text, "VOCABULARY", TrainSpec(1000))
     with pack.bench(Settings(tmp_path, workers=2)) as sides:
         done = {name: side() for name, side in sides.sides.items()}
     assert set(done) == {"headrace", "limit"}

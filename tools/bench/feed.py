@@ -20,9 +20,11 @@ from stages.corpus import LocalCorpus, open_corpus
 from stages.feed import FeedSpec, tensor_feed
 from tools.bench import text
 from tools.bench.sides import LIMIT, OURS, Round, Settings, Side, Sides
+from trainer.engine import Single
 from trainer.loop import Progress, StepRecord, train
 from trainer.model import GPT, ModelConfig
 from trainer.optim import OptimConfig, adamw
+from trainer.ranks import Alone
 from trainer.run import grouped
 from trainer.step import TorchStep
 
@@ -112,10 +114,12 @@ def _data_wait(corpus: LocalCorpus) -> float:
     def enough(progress: Progress) -> bool:
         return progress.step >= TRAINED_STEPS
 
+    ranks = Alone(torch.device("cpu"))
+    step = TorchStep(Single(model), model, adamw(model, config), config, ranks=ranks, seed=0)
     start = Progress(step=0, position=0, tokens=0, feed={})
     train(
         items,
-        TorchStep(model, adamw(model, config), config, seed=0),
+        step,
         progress=start,
         until=enough,
         saver=heard,
