@@ -107,7 +107,8 @@ class DataParallel:
             device_ids=[ranks.device.index] if on_gpu else None,
             bucket_cap_mb=config.bucket_mb,
             gradient_as_bucket_view=True,
-            broadcast_buffers=False,
+            # Buffers here are tables that every rank computes alike (rotary frequencies).
+            forward_sync_buffers=False,
         )
         self._size = ranks.size
         self._timer = CudaTimer(ranks.device) if on_gpu else CpuTimer()
