@@ -400,7 +400,8 @@ def test_large_lines_take_bounded_memory(tmp_path: Path, tokenizer: Path) -> Non
     # VmHWM begins anew with the program; ru_maxrss would begin with what the forking test process holds.
     code = (
         "import pathlib, re, sys; from tools.pack import main; code = main(sys.argv[1:]);"
-        "print(re.search('VmHWM:\\\\s+(\\\\d+)', pathlib.Path('/proc/self/status').read_text())[1]); raise SystemExit(code)"
+        "status = pathlib.Path('/proc/self/status').read_text();"
+        "print(re.search(r'VmHWM:\\s+(\\d+)', status)[1]); raise SystemExit(code)"
     )
     arguments = (path, "--out", tmp_path / "out", "--tokenizer", tokenizer, "--on-bad", "quarantine")
     done = subprocess.run(
