@@ -257,6 +257,14 @@ def bad_inputs(folder: Path, tokenizer: Path) -> Iterator[tuple[list[str | Path]
         MISTAKE,
         "out: cannot be written: Not a directory",
     )
+    (folder / "loop").symlink_to("loop")
+    yield (
+        [good, "--out", folder / "loop", "--tokenizer", tokenizer],
+        MISTAKE,
+        "loop: cannot be written",
+    )
+    yield [good, *usual, "--field", os.fsdecode(b"\xff")], MISTAKE, "expected UTF-8"
+    yield [good, *usual, "--exclude", os.fsdecode(b"\xff*")], MISTAKE, "expected UTF-8"
     yield [good, *usual, "--workers", "-1"], MISTAKE, "--workers"
     yield [good, *usual, "--max-record-bytes", "0"], MISTAKE, "--max-record-bytes"
 
@@ -271,6 +279,23 @@ def test_mistakes_are_explained_and_leave_nothing(
         assert said.startswith("error: ")
         assert "Traceback" not in said
         assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_whose_name_is_no_utf8(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"out\xff")
+    done = command(lines, "--out", out, "--tokenizer", tokenizer)
+    assert done.returncode == DONE, done.stderr
+    assert "out\\udcff" in done.stdout
+    with open_corpus(out) as corpus:
+        corpus.verify()
+
+
+def test_works_where_stderr_is_closed(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
+    done = command(
+        lines, "--out", tmp_path / "out", "--tokenizer", tokenizer, before="import sys; sys.stderr = None"
+    )
+    assert done.returncode == DONE
+    assert "packed lines.jsonl" in done.stdout
 
 
 def test_an_unknown_option_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
