@@ -237,7 +237,7 @@ def test_another_corpus_is_refused_by_name(corpus: LocalCorpus, tmp_path: Path) 
     ],
 )
 def test_a_state_that_is_not_ours_is_refused(corpus: LocalCorpus, state: dict[str, object]) -> None:
-    with pytest.raises(FeedMismatch, match="not one of ours|of format"):
+    with pytest.raises(FeedMismatch, match=r"not one of ours|of format"):
         numpy_feed(corpus, spec()).load_state_dict(state)  # type: ignore[arg-type]
 
 
