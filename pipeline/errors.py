@@ -49,14 +49,14 @@ class StageFailed(PipelineError):
     @classmethod
     def of(cls, error: BaseException, *, stage: str, index: int, value: object = None) -> StageFailed:
         """Wrap what `stage` raised at item `index`, whose input was `value`."""
-        provenance = next((p for p in map(_provenance, (error, value)) if p is not None), None)
-        code = getattr(error, "exit_code", None)
+        traced = (_attribute(thing, "provenance") for thing in (error, value))
+        code = _attribute(error, "exit_code")
         message = _message(error)
         failure = cls(
             stage,
             index,
             f"{type(error).__name__}: {message}" if message else type(error).__name__,
-            provenance,
+            next((place for place in traced if isinstance(place, str)), None),
             code if isinstance(code, int) else PipelineError.exit_code,
         )
         failure.__cause__ = error
@@ -81,9 +81,8 @@ def _message(error: BaseException) -> str:
         return f"<its message raised {type(another).__name__}>"
 
 
-def _provenance(thing: object) -> str | None:
+def _attribute(thing: object, name: str) -> object:
     try:
-        found = getattr(thing, "provenance", None)
+        return getattr(thing, name, None)
     except Exception:  # noqa: BLE001
         return None
-    return found if isinstance(found, str) else None

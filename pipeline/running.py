@@ -7,7 +7,7 @@ import contextlib
 import time
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from threading import Thread, current_thread
 from types import TracebackType
 from typing import Generic, TypeVar, cast
@@ -107,6 +107,7 @@ class _Engine:
         self._stop_asked = False
         self._stopping = asyncio.Event()
         self._late: PipelineError | None = None
+        self._names = plan.names
         self._stages: list[Reader | LoopMap | ThreadMap] = []
         self._build(plan, at)
         self._threads = [thread for stage in self._thread_maps() for thread in stage.threads]
@@ -168,13 +169,29 @@ class _Engine:
     async def _main(self) -> None:
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(run) for stage in self._stages for run in stage.coroutines()]
+                tasks = [
+                    group.create_task(self._watched(run, name))
+                    for name, stage in zip(self._names, self._stages, strict=True)
+                    for run in stage.coroutines()
+                ]
                 await self._stopping.wait()
                 for task in tasks:
                     task.cancel()
         except BaseExceptionGroup as failures:
             self._late = _first_of(failures)
             self.outlet.abort(self._late)
+
+    async def _watched(self, run: Coroutine[object, object, None], stage: str) -> None:
+        """Await `run`. PipelineError: it was cancelled, and not by us; the group would let that pass in silence."""
+        try:
+            await run
+        except asyncio.CancelledError as error:
+            if self._stopping.is_set():
+                raise
+            self._stopping.set()  # for the others, which the group cancels next
+            raise PipelineError(
+                f"stage '{stage}' cancelled the task that it runs in: a stage may cancel tasks of its own alone"
+            ) from error
 
 
 def _first_of(failures: BaseExceptionGroup[BaseException]) -> PipelineError:

@@ -25,7 +25,7 @@ from stages import collate
 from stages.collate import COLUMNS, Arrays, Column
 from stages.corpus import LocalCorpus
 from stages.errors import CorpusTooSmall, FeedMismatch
-from stages.order import Permutation
+from stages.order import SEEDS, Permutation
 from stages.packing import Packing, Wrapped
 from stages.transfer import Lookahead, Slot, ToCuda, ToHost, ToNumpy, Transfer
 
@@ -43,6 +43,7 @@ BLOCK_BATCHES = 64
 SLOTS = 4
 """Pinned slots of a CUDA feed, each of one block."""
 ENDLESS = 1 << 62
+"""Positions lie below, so that their sums fit into int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,12 @@ class FeedSpec:
             raise ValueError(f"rank must be in [0, world_size), got rank {self.rank} of {self.world_size}")
         if unknown := collate.unknown_columns(self.columns):
             raise ValueError(f"unknown columns {unknown}; known: {', '.join(get_args(Column))}")
+        if not 0 <= self.seed < SEEDS:
+            raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
+        if self.threads < 1:
+            raise ValueError(f"threads must be >= 1, got {self.threads}")
+        if self.end is not None and not 0 <= self.end <= ENDLESS:
+            raise ValueError(f"end must be in [0, 2**62], got {self.end}")
         if self.end is not None and self.end % self.stride:
             raise ValueError(
                 f"end must be a multiple of batch_size x world_size = {self.stride}, got {self.end}"
@@ -111,28 +118,36 @@ class Blocks:
         self._sampler, self._spec = sampler, spec
         self._most = min(max(BLOCK_BYTES // (spec.batch_size * spec.seq_len * 8), 1), BLOCK_BATCHES)
 
-    def iterate(self, position: int) -> Iterator[Block]:
-        size, stride, index, hop = self._spec.batch_size, self._spec.stride, 0, 1
+    def iterate(self, position: int, index: int = 0) -> Iterator[Block]:
+        """Blocks from `position` on, the first of them the `index`-th."""
+        size, stride = self._spec.batch_size, self._spec.stride
         left = self._spec.batches_from(position)
-        within = np.arange(size, dtype=np.int64)
+        samples_KB = np.empty((0, size), np.int64)
         while left > 0:
-            count = min(max(ORDER_CHUNK // size, 1), left)
-            first = position + self._spec.rank * size
-            positions_KB = (first + np.arange(count, dtype=np.int64) * stride)[:, None] + within
-            samples_KB = self._sampler(positions_KB.reshape(-1)).reshape(count, size)
-            done = 0
-            while done < count:
-                block = samples_KB[done : done + hop]
-                yield Block(index, position + done * stride, block)
-                index, done, hop = index + 1, done + len(block), min(2 * hop, self._most)
-            position += count * stride
-            left -= count
+            hop = min(1 << min(index, BLOCK_BATCHES.bit_length()), self._most, left)
+            if len(samples_KB) < hop:
+                count = min(max(ORDER_CHUNK // size, hop), left - len(samples_KB))
+                more_KB = self._samples(position + len(samples_KB) * stride, count)
+                samples_KB = np.concatenate([samples_KB, more_KB])
+            yield Block(index, position, samples_KB[:hop])
+            samples_KB = samples_KB[hop:]
+            index, position, left = index + 1, position + hop * stride, left - hop
 
     async def read(self, at: State | None) -> AsyncIterator[Item[Block]]:
-        position = 0 if at is None else at["position"]
+        """A state is `{"position", "index"}`; without an index, blocks begin small again."""
+        position, index = (0, 0) if at is None else (at["position"], at.get("index", 0))
         assert isinstance(position, int)
-        for block in self.iterate(position):
-            yield Item(block, {"position": block.position + len(block.samples_KB) * self._spec.stride})
+        assert isinstance(index, int)
+        for block in self.iterate(position, index):
+            after = block.position + len(block.samples_KB) * self._spec.stride
+            yield Item(block, {"position": after, "index": block.index + 1})
+
+    def _samples(self, position: int, count: int) -> NDArray[np.int64]:
+        """Sample ids of this rank's next `count` batches, shape (count, batch_size)."""
+        first = position + self._spec.rank * self._spec.batch_size
+        batches = first + np.arange(count, dtype=np.int64) * self._spec.stride
+        positions_KB = batches[:, None] + np.arange(self._spec.batch_size, dtype=np.int64)
+        return self._sampler(positions_KB.reshape(-1)).reshape(positions_KB.shape)
 
 
 class Sampler:
@@ -280,8 +295,10 @@ class Feed(Generic[B]):
                 f"feed state of format {state.get('format')!r}; this version reads format {FORMAT}"
             )
         position, stored = state.get("position"), state.get("fingerprint")
-        if not isinstance(position, int) or position < 0 or not isinstance(stored, dict):
+        if type(position) is not int or not isinstance(stored, dict):
             raise FeedMismatch(f"feed state is not one of ours: position {position!r}")
+        if not 0 <= position < ENDLESS:
+            raise FeedMismatch(f"feed state is not one of ours: position {position} is not in [0, 2**62)")
         differing = [
             f"{key}: saved {stored.get(key)!r}, now {self._fingerprint.get(key)!r}"
             for key in sorted(stored.keys() | self._fingerprint.keys())

@@ -27,7 +27,9 @@ BLOCK = 8192
 
 _SORTED_BELOW = 1_000
 _LARGEST = 1 << 62
-_MASK = (1 << 64) - 1
+SEEDS = 1 << 64
+"""A seed lies in [0, SEEDS), an epoch too."""
+_MASK = SEEDS - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _HALF = np.uint64(32)
 
@@ -47,7 +49,7 @@ class Permutation:
         if not 1 <= n <= _LARGEST:
             raise ValueError(f"a permutation needs 1 <= n <= 2**62, got n={n}")
         for name, value in (("seed", seed), ("epoch", epoch)):
-            if not 0 <= value <= _MASK:
+            if not 0 <= value < SEEDS:
                 raise ValueError(f"a permutation needs 0 <= {name} < 2**64, got {name}={value}")
         self.n = n
         words = _words(seed, epoch, 2 * ROUNDS)

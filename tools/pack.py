@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,6 +68,9 @@ class ArgumentError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools.pack")
     _check(arguments)
+    # Where a finished corpus lies is printed at the end: a name that the terminal cannot show must not fail then.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Before the encoder's first use: it makes its pool of threads then, once for the process.
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers or len(os.sched_getaffinity(0)))
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
@@ -106,6 +111,10 @@ def _check(arguments: Arguments) -> None:
         raise ArgumentError(f"--workers must be 1 or more, got {arguments.workers}")
     if arguments.max_record_bytes < 1:
         raise ArgumentError(f"--max-record-bytes must be 1 or more, got {arguments.max_record_bytes}")
+    for given in (arguments.field, *arguments.glob, *arguments.exclude, arguments.eos or ""):
+        # An argument need not be UTF-8, but corpus.json is, and records it.
+        if any("\udc80" <= letter <= "\udcff" for letter in given):
+            raise ArgumentError(f"{given!r}: expected UTF-8")
 
 
 def _tokenizer(arguments: Arguments) -> TextTokenizer | TrainSpec:

@@ -30,7 +30,8 @@ class Display(Protocol):
 
 def display(what: str, total_bytes: int) -> Display:
     """`what` names the pass; `total_bytes` is what there is to read."""
-    return Bar(what, total_bytes) if sys.stderr.isatty() else Lines(what, total_bytes)
+    terminal = sys.stderr is not None and sys.stderr.isatty()  # None: closed by the caller (2>&-)
+    return Bar(what, total_bytes) if terminal else Lines(what, total_bytes)
 
 
 class Bar:

@@ -14,6 +14,7 @@ are one fancy index over all the overlapping windows of the shard.
 from __future__ import annotations
 
 import asyncio
+import os
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -286,7 +287,7 @@ def _check_size(folder: Path, file: FileMeta) -> None:
 
 def _map(path: Path) -> tuple[pa.Buffer, pa.ipc.RecordBatchFileReader]:
     try:
-        with pa.memory_map(str(path)) as file:
+        with pa.memory_map(os.fsencode(path)) as file:  # type: ignore[arg-type]  # the stub leaves bytes out; a str must be UTF-8
             buffer = file.read_buffer()
         return buffer, pa.ipc.open_file(pa.BufferReader(buffer))
     except (OSError, pa.ArrowInvalid) as error:

@@ -10,6 +10,7 @@ documents give equal bytes. Memory holds one record batch and one document, howe
 from __future__ import annotations
 
 import io
+import os
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,7 +157,7 @@ class ArrowWriter:
     def _index(self, name: str, spool: str, schema: pa.Schema, rows: int) -> FileMeta:
         """Turn a spool into an Arrow file of one record batch, mapped so that it need not fit into memory."""
         source = self._folder / spool
-        with pa.memory_map(str(source)) as mapped:
+        with pa.memory_map(os.fsencode(source)) as mapped:  # type: ignore[arg-type]  # the stub leaves bytes out; a str must be UTF-8
             values = mapped.read_buffer()
         array = pa.Array.from_buffers(schema.field(0).type, rows, [None, values], null_count=0)
         file = _ArrowFile(self._folder / name, schema)

@@ -84,7 +84,7 @@ def scan(arguments: Sequence[Path], choice: Choice | None = None, *, output: Pat
     files: list[InputFile] = []
     for index, argument in enumerate(arguments):
         found = len(files)
-        files += _files(index, argument, choice, None if output is None else output.resolve())
+        files += _files(index, argument, choice, None if output is None else os.path.realpath(output))
         if len(files) == found:
             raise InputError(
                 f"{argument}: holds no text: no file below it matches {_listed(choice.globs)}; "
@@ -97,7 +97,7 @@ def scan(arguments: Sequence[Path], choice: Choice | None = None, *, output: Pat
     )
 
 
-def _files(index: int, argument: Path, choice: Choice, output: Path | None) -> Iterator[InputFile]:
+def _files(index: int, argument: Path, choice: Choice, output: str | None) -> Iterator[InputFile]:
     try:
         if argument.is_dir():
             root = _label(argument)
@@ -116,7 +116,7 @@ def _files(index: int, argument: Path, choice: Choice, output: Path | None) -> I
 
 
 def _walk(
-    folder: str, below: str, choice: Choice, output: Path | None
+    folder: str, below: str, choice: Choice, output: str | None
 ) -> Iterator[tuple[os.DirEntry[str], str]]:
     """Files that are taken, each with its path below the argument, in the order of their names' bytes."""
     with os.scandir(folder) as entries:
@@ -126,7 +126,7 @@ def _walk(
         if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
-            if choice.enters(entry.name, path) and (output is None or Path(entry.path).resolve() != output):
+            if choice.enters(entry.name, path) and (output is None or os.path.realpath(entry.path) != output):
                 yield from _walk(entry.path, f"{path}/", choice, output)
         elif entry.is_file(follow_symlinks=False) and choice.takes(entry.name, path):
             yield entry, path

@@ -8,8 +8,12 @@ A group ends by count or bytes, never by time: the same inputs give the same gro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
 
 import aiofiles
 from blake3 import blake3
@@ -22,6 +26,9 @@ from stages.inputs.scan import InputFile, Inputs
 from stages.inputs.zstd import Inflate
 
 READ_BYTES = 1 << 20
+SMALL_BYTES = 64 << 10
+"""Files up to this size are read many in one hop to a thread; alone, the hops of each would cost 0.4 ms."""
+SMALL_FILES = 64
 RECORD_BYTES = 8 << 20
 """The largest record by default. Encoding takes 200 bytes of memory for each byte of one text: 1.7 GB for this one."""
 GROUP_BYTES = 1 << 20
@@ -73,8 +80,11 @@ class TextSource:
         first, row, offset = _position(at)
         files = self._inputs.files
         group = _Building(_provenance(self._inputs, first, row))
+        small: deque[bytes] = deque()
         for index in range(first, len(files)):
-            reading = _Reading(files[index], self._spec)
+            if not small:
+                small = await _read_small(files[index : index + SMALL_FILES])
+            reading = _Reading(files[index], self._spec, small.popleft() if small else None)
             async for records in reading.records():
                 for record in records:
                     if record.stop <= offset:
@@ -129,10 +139,10 @@ class _Building:
 
 
 class _Reading:
-    """One file, from its start to its end."""
+    """One file, from its start to its end; `data` is the whole of it, where it has been read already."""
 
-    def __init__(self, file: InputFile, spec: ReadSpec) -> None:
-        self._file, self._spec = file, spec
+    def __init__(self, file: InputFile, spec: ReadSpec, data: bytes | None) -> None:
+        self._file, self._spec, self._data = file, spec, data
         self._hash = blake3()
         self._taken = 0
         self.read_bytes = 0
@@ -149,14 +159,21 @@ class _Reading:
         return {"text": self._whole, "lines": self._lines, "lines.zst": self._zstd_lines}[self._file.kind]()
 
     async def _pieces(self) -> AsyncIterator[bytes]:
+        if self._data is not None:
+            if self._data:
+                yield self._read(self._data)
+            return
         try:
             async with aiofiles.open(self._file.path, "rb", buffering=0) as file:
                 while piece := await file.read(READ_BYTES):
-                    self._hash.update(piece)
-                    self.read_bytes += len(piece)
-                    yield piece
+                    yield self._read(piece)
         except OSError as error:
             raise InputError(f"{self._file.label}: cannot be read: {error.strerror}") from error
+
+    def _read(self, piece: bytes) -> bytes:
+        self._hash.update(piece)
+        self.read_bytes += len(piece)
+        return piece
 
     async def _whole(self) -> AsyncIterator[Iterator[_Record]]:
         held: list[bytes] = []
@@ -208,7 +225,8 @@ class _Reading:
         for line in lines:
             number = row.next(line.stop)
             data = line.data.removeprefix(_BOM) if number == 1 else line.data
-            if data.strip():
+            # Of a line over the limit only the beginning is here: that may be blank where the rest is not.
+            if data.strip() or line.size > self._spec.record_bytes:
                 yield self._record(number, line.stop, line.size, data, self._json)
 
     def _record(
@@ -245,6 +263,29 @@ class _Row:
         self._row += 1
         self.stop = stop
         return self._row
+
+
+async def _read_small(files: Sequence[InputFile]) -> deque[bytes]:
+    """The contents of the first of `files`, up to one that is large, has grown, or cannot be read.
+
+    That one is left to be read on its own, and to fail in its turn, after what comes before it.
+    """
+
+    def read() -> deque[bytes]:
+        contents: deque[bytes] = deque()
+        for file in small:
+            try:
+                with Path(file.path).open("rb") as opened:
+                    data = opened.read(SMALL_BYTES + 1)
+            except OSError:
+                break
+            if len(data) > SMALL_BYTES:
+                break
+            contents.append(data)
+        return contents
+
+    small = tuple(takewhile(lambda file: file.bytes <= SMALL_BYTES, files))
+    return await asyncio.to_thread(read) if len(small) > 1 else deque()
 
 
 def _state(file: int, row: int, offset: int) -> State:

@@ -22,16 +22,21 @@ class Inflate:
         self._inside = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Pieces of what `data` stands for. Raises ValueError where it is not zstd."""
+        """Pieces of what `data` stands for. Raises ValueError where it is not zstd, after what came before."""
         held: list[bytes] = []
         size = 0
-        for at in range(0, len(data), _SLICE_BYTES):
-            for piece in self._slice(data[at : at + _SLICE_BYTES]):
-                held.append(piece)
-                size += len(piece)
-            if size >= _PIECE_BYTES:
+        try:
+            for at in range(0, len(data), _SLICE_BYTES):
+                for piece in self._slice(data[at : at + _SLICE_BYTES]):
+                    held.append(piece)
+                    size += len(piece)
+                if size >= _PIECE_BYTES:
+                    yield b"".join(held)
+                    held, size = [], 0
+        except ValueError:
+            if size:  # what came before the damage is whole
                 yield b"".join(held)
-                held, size = [], 0
+            raise
         if size:
             yield b"".join(held)
 

@@ -167,9 +167,36 @@ def test_an_exception_that_cannot_tell_what_it_is(kind: str) -> None:
         def provenance(self) -> str:
             raise ValueError
 
+        @property
+        def exit_code(self) -> int:
+            raise ValueError
+
     _, failure = run_out(make_plan(kind, 3, 2, Mute()))
     assert failure.reason == "Mute: <its message raised ValueError>"
     assert failure.index == 3
+
+
+async def cancel_own_task(x: int) -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+    return x
+
+
+class CancellingOwnTask(Count):
+    async def read(self, at: State | None) -> AsyncIterator[Item[int]]:
+        await cancel_own_task(0)
+        yield Item(0, {})
+
+
+@pytest.mark.parametrize(
+    "plan", [Plan(CancellingOwnTask(1)), Plan(Count(9)).map(cancel_own_task, width=3)], ids=["source", "map"]
+)
+def test_a_stage_that_cancels_its_own_task_is_no_hang(plan: Plan[int]) -> None:
+    stage = plan.names[-1]
+    with pytest.raises(PipelineError, match=f"stage '{stage}' cancelled the task"), start(plan) as running:
+        next(running)
 
 
 def test_coroutine_in_a_thread_is_an_error() -> None:

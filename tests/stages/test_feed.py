@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from stages.collate import Arrays
 from stages.corpus import LocalCorpus, open_corpus
 from stages.errors import CorpusTooSmall, FeedMismatch
-from stages.feed import Feed, FeedSpec, numpy_feed, tensor_feed
+from stages.feed import ENDLESS, Block, Blocks, Feed, FeedSpec, Sampler, numpy_feed, tensor_feed
 from stages.order import Permutation
+from tests.contracts.engine import SourceContract
 from tests.corpora import random_documents, write_corpus
 
 SEQ = 8
@@ -72,6 +73,29 @@ def test_batches_are_what_the_definition_says(corpus: LocalCorpus) -> None:
             assert batch["position_ids"][row] == places
             assert batch["attention_mask"][row] == [1] * SEQ
         assert batch["cu_seqlens"] == [*cuts, 2 * SEQ]
+
+
+class TestBlocks(SourceContract):
+    def make_source(self) -> Blocks:
+        # The order is evaluated many times (64 batches at once), over epochs of 3 samples.
+        return Blocks(Sampler(3, seed=1), spec(batch_size=64, rank=1, world_size=2, end=128 * 700))
+
+    def plain(self, value: object) -> object:
+        assert isinstance(value, Block)
+        return value.index, value.position, value.samples_KB.tolist()
+
+
+@pytest.mark.parametrize("samples", [1, 7, 999, 1 << 60])
+def test_the_last_positions_are_like_the_first(samples: int) -> None:
+    """Positions end at 2**62; up to there nothing wraps."""
+    spec_near_end = spec(batch_size=4, world_size=2, rank=1, end=None)
+    sampler = Sampler(samples, seed=1)
+    blocks = list(Blocks(sampler, spec_near_end).iterate(ENDLESS - 8 * 5))
+    assert sum(len(block.samples_KB) for block in blocks) == 5
+    for block in blocks:
+        for k, row in enumerate(block.samples_KB):
+            first = block.position + 8 * k + 4
+            assert row.tolist() == [int(sampler(np.array([first + j]))[0]) for j in range(4)]
 
 
 def test_resume_twice(corpus: LocalCorpus) -> None:
@@ -203,10 +227,17 @@ def test_another_corpus_is_refused_by_name(corpus: LocalCorpus, tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "state",
-    [{}, {"format": 2}, {"format": 1, "position": "x"}, {"format": 1, "position": -1, "fingerprint": {}}],
+    [
+        {},
+        {"format": 2},
+        {"format": 1, "position": "x"},
+        {"format": 1, "position": -1, "fingerprint": {}},
+        {"format": 1, "position": True, "fingerprint": {}},
+        {"format": 1, "position": 1 << 62, "fingerprint": {}},
+    ],
 )
 def test_a_state_that_is_not_ours_is_refused(corpus: LocalCorpus, state: dict[str, object]) -> None:
-    with pytest.raises(FeedMismatch):
+    with pytest.raises(FeedMismatch, match=r"not one of ours|of format"):
         numpy_feed(corpus, spec()).load_state_dict(state)  # type: ignore[arg-type]
 
 
@@ -215,6 +246,10 @@ def test_a_state_that_is_not_ours_is_refused(corpus: LocalCorpus, state: dict[st
     [
         ({"batch_size": 0}, "batch_size must be >= 1"),
         ({"rank": 2, "world_size": 2}, "rank must be in"),
+        ({"seed": -1}, r"seed must be in \[0, 2\*\*64\), got -1"),
+        ({"seed": 1 << 64}, "seed must be in"),
+        ({"threads": 0}, "threads must be >= 1"),
+        ({"end": -2}, "end must be in .* got -2"),
         ({"end": 41}, "multiple of batch_size x world_size = 2, got 41"),
         ({"columns": ("input_ids", "lables")}, "unknown columns \\['lables'\\]"),
     ],

@@ -19,6 +19,7 @@ from stages.errors import InputError
 from stages.inputs import Bad, Choice, Group, ReadSpec, TextSource, scan
 from stages.inputs.fingerprint import fingerprints, hashed
 from stages.inputs.lines import Lines
+from stages.inputs.source import SMALL_BYTES
 from tests.contracts.engine import SourceContract
 
 
@@ -193,6 +194,21 @@ def test_truncated_zstd_keeps_what_was_whole(tmp_path: Path, kept: float) -> Non
     assert record.row == len(got) + 1
 
 
+def test_what_stands_before_damage_in_zstd_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl.zst"
+    path.write_bytes(zstandard.compress(b'{"text": "before"}\n') + b"\0" * 50)
+    items = read(source_of([path]))
+    assert texts(items) == ["before"]
+    assert [(record.row, record.reason) for record in bad(items)] == [(2, "broken_zstd")]
+
+
+def test_a_long_line_that_begins_blank_is_bad_and_not_blank(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "x.jsonl", b" " * 100_000 + b'{"text": "x"}', {"text": "after"})
+    items = read(source_of([path], record_bytes=80_000))
+    assert texts(items) == ["after"]
+    assert [(record.row, record.reason) for record in bad(items)] == [(1, "too_long")]
+
+
 def test_what_is_no_zstd_is_bad_and_the_next_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl.zst").write_bytes(b"no zstd" * 1000)
     write_lines(tmp_path / "b.jsonl", {"text": "b"})
@@ -270,6 +286,35 @@ def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(InputError, match=r"x\.jsonl: cannot be read: No such file"):
         read(source)
+
+
+def test_small_files_are_read_as_large_ones_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(200):  # more than are read in one hop
+        (tmp_path / f"{number:03d}.txt").write_text("x" * (number % 7))
+    (tmp_path / "100.txt").write_text("large" * SMALL_BYTES)
+    source = source_of([tmp_path], group_records=9)
+    (tmp_path / "150.txt").write_text("grown" * SMALL_BYTES)
+    items = read(source)
+    for cut in (1, 5, len(items) - 1):
+        assert read(source, items[cut - 1].resume) == items[cut:]
+    monkeypatch.setattr("stages.inputs.source.SMALL_BYTES", -1)
+    assert read(source) == items
+
+
+def test_a_small_file_that_vanishes_fails_in_its_turn(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text(f"{number}")
+    source = source_of([tmp_path], group_records=1)
+    (tmp_path / "5.txt").unlink()
+    found: list[str] = []
+
+    async def collect() -> None:
+        async for item in source.read(None):
+            found.extend(item.value.texts)
+
+    with pytest.raises(InputError, match=r"5\.txt: cannot be read: No such file"):
+        asyncio.run(collect())
+    assert found == ["0", "1", "2", "3", "4"]
 
 
 def test_fingerprints_are_the_same_from_reading_and_from_hashing(mixed: Path, tmp_path: Path) -> None:
