@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import io
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,9 +66,6 @@ class ArgumentError(Exception):
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools.pack")
     _check(arguments)
-    # Where a finished corpus lies is printed at the end: a name that the terminal cannot show must not fail then.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
     # Before the encoder's first use: it makes its pool of threads then, once for the process.
     os.environ["RAYON_NUM_THREADS"] = str(arguments.workers or len(os.sched_getaffinity(0)))
     os.environ["TOKENIZERS_PARALLELISM"] = "true"

@@ -6,10 +6,13 @@ Exit codes: 0 done, 1 failed, 2 the user's mistake. An exception says which by a
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
 from collections.abc import Callable
+
+from pipeline import StageFailed
 
 DONE, FAILED, MISTAKE = 0, 1, 2
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -17,8 +20,14 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count
 
 def guarded(main: Callable[[], int]) -> int:
     """Run `main`; print an error as one message on stderr and return the exit code it stands for."""
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not end a command that has done its work.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
-        return main()
+        code = main()
+        sys.stdout.flush()  # here, where a full disk or a closed pipe is still an error of ours to tell
+        return code
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
@@ -32,12 +41,17 @@ def guarded(main: Callable[[], int]) -> int:
 
 def report(error: Exception) -> int:
     """Print `error` and return its exit code: no traceback where the error explains itself."""
+    cause = error.__cause__
+    if isinstance(error, StageFailed) and isinstance(getattr(cause, "exit_code", None), int):
+        # It names file and row itself; which stage found it out is nothing that a user could act on.
+        assert isinstance(cause, Exception)
+        return report(cause)
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):
         print(f"error: {error}", file=sys.stderr)
         return code
-    if isinstance(error, OSError) and error.filename is not None:
-        print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
+    if isinstance(error, OSError):
+        print(f"error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
         return FAILED
     traceback.print_exception(error)
     return FAILED
