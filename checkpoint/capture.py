@@ -1,4 +1,4 @@
-"""Copying state aside: everything that a version will hold, at one moment, into reused host memory."""
+"""Copying state aside: everything that a rank will store of a version, at one moment, into reused host memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from checkpoint.errors import NotStorable
+from checkpoint.peers import SOLO, Peers
+from checkpoint.plan import split
 from checkpoint.strict import JSON
 from checkpoint.tensors import ITEM_BYTES, TensorSpec
 from checkpoint.tree import PART_NAME, Part, Tree, to_json
@@ -26,8 +28,9 @@ MemoryKey: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class CapturedTensor:
-    """A tensor's copy: its name (of tied ones the first), what it is, and its bytes in row-major order."""
+    """A tensor's copy: its index and name (of tied ones the first), what it is, and its bytes in row-major order."""
 
+    index: int
     name: str
     spec: TensorSpec
     data: memoryview
@@ -35,9 +38,18 @@ class CapturedTensor:
 
 @dataclass(frozen=True)
 class Captured:
-    """A copy of parts, valid until the pool is used again."""
+    """A copy of parts, valid until the pool is used again.
+
+    Attributes:
+        tensors: copies of this rank's share.
+        names: of all tensors, by index; of tied ones the first.
+        specs: of all tensors, by index.
+        tree: each part's JSON.
+    """
 
     tensors: Sequence[CapturedTensor]
+    names: Sequence[str]
+    specs: Sequence[TensorSpec]
     tree: Mapping[str, JSON]
 
 
@@ -138,30 +150,33 @@ def _spec(name: str, tensor: torch.Tensor) -> TensorSpec:
     raise NotStorable(f"{name}: {kind} is not stored: let state_dict() give its contents as plain tensors")
 
 
-def capture(parts: Mapping[str, Part | Mapping[str, Tree]], pool: Pool) -> Captured:
-    """Copy all tensors of the parts into the pool. When it returns, the parts may change.
+def capture(parts: Mapping[str, Part | Mapping[str, Tree]], pool: Pool, peers: Peers = SOLO) -> Captured:
+    """Copy this rank's share of the parts' tensors into the pool. When it returns, the parts may change.
 
     Raises:
         NotStorable: before anything is copied.
     """
     walked = Walked(parts)
+    share = split([spec.nbytes for spec in walked.specs], peers.size)[peers.rank]
     offsets: list[int] = []
     end = 0
-    for spec in walked.specs:
+    for index in share:
         offsets.append(end)
-        end += -(-spec.nbytes // _ALIGNMENT) * _ALIGNMENT
+        end += -(-walked.specs[index].nbytes // _ALIGNMENT) * _ALIGNMENT
     memory = pool.take(end)
+    sources = [walked.tensors[index] for index in share]
     targets = [
-        memory[offset : offset + spec.nbytes].view(tensor.dtype).view(tensor.shape)
-        for tensor, spec, offset in zip(walked.tensors, walked.specs, offsets, strict=True)
+        memory[offset : offset + walked.specs[index].nbytes].view(source.dtype).view(source.shape)
+        for source, index, offset in zip(sources, share, offsets, strict=True)
     ]
-    _copy(targets, walked.tensors)
+    _copy(targets, sources)
     view = memory.numpy().data
-    captured = [
-        CapturedTensor(name, spec, view[offset : offset + spec.nbytes])
-        for name, spec, offset in zip(walked.names, walked.specs, offsets, strict=True)
+    copies = [
+        CapturedTensor(index, walked.names[index], spec, view[offset : offset + spec.nbytes])
+        for index, offset in zip(share, offsets, strict=True)
+        for spec in (walked.specs[index],)
     ]
-    return Captured(captured, walked.tree)
+    return Captured(copies, walked.names, walked.specs, walked.tree)
 
 
 def _copy(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:

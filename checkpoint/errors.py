@@ -11,23 +11,47 @@
     ├── StoreFull        1  no space, or no quota, left
     ├── StoreFailed      1  the disk failed
     ├── StoreDamaged     1  bytes are not what was written; version, tensor and pack are named
-    └── Fenced           1  another writer committed the version that was ours to write; this one has stopped
+    ├── Fenced           1  another writer committed the version that was ours to write; this one has stopped
+    ├── RankFailed       1  ranks that save together fail, or disagree, in a way that is not the store's
+    └── RankLost         1  another rank has ended, or cannot be reached
 
-The figure is `exit_code`: 2 is the user's mistake, 1 a failure.
+The figure is `exit_code`: 2 is the user's mistake, 1 a failure. What one rank raises, all raise: `told` and
+`retold` carry an error to the others, which see the same class and which rank it came from.
 """
 
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Self
+
+from checkpoint import strict
+from checkpoint.strict import JSON
+
+# What a rank says of an error is bounded, however long the error's own text is.
+_TOLD_CHARACTERS = 4000
+_TOLD_DIFFERENCES = 1000
 
 
 class CheckpointError(Exception):
     """Anything this package refuses or fails to do."""
 
     exit_code: int = 1
+
+    def told(self) -> Mapping[str, JSON]:
+        """What another rank needs to raise the same."""
+        return {"message": str(self)[:_TOLD_CHARACTERS]}
+
+    @classmethod
+    def retold(cls, told: Mapping[str, JSON], rank: int) -> Self:
+        """The error of another rank. Raises Malformed for what `told` cannot have given."""
+        return cls(_of_rank(told, rank))
+
+
+def _of_rank(told: Mapping[str, JSON], rank: int) -> str:
+    return f"rank {rank}: {strict.text(told.get('message'), 'the message of an error')}"
 
 
 class NoStore(CheckpointError):
@@ -47,6 +71,13 @@ class StoreLocked(CheckpointError):
         super().__init__(message)
         self.pid = pid
 
+    def told(self) -> Mapping[str, JSON]:
+        return {**super().told(), "pid": self.pid}
+
+    @classmethod
+    def retold(cls, told: Mapping[str, JSON], rank: int) -> Self:
+        return cls(_of_rank(told, rank), strict.optional(told.get("pid"), "a process"))
+
 
 class UnknownFormat(CheckpointError):
     exit_code = 2
@@ -65,6 +96,18 @@ class WrongState(CheckpointError):
         super().__init__(
             f"version {version} does not fit what it was to be restored into; nothing was changed. "
             f"{count} difference{'' if count == 1 else 's'}:\n{listed}"
+        )
+
+    def told(self) -> Mapping[str, JSON]:
+        listed = [difference[:_TOLD_CHARACTERS] for difference in self.differences[:_TOLD_DIFFERENCES]]
+        return {"version": self.version, "differences": listed}
+
+    @classmethod
+    def retold(cls, told: Mapping[str, JSON], rank: int) -> Self:
+        listed = strict.sequence(told.get("differences"), "differences", most=_TOLD_DIFFERENCES)
+        return cls(
+            strict.integer(told.get("version"), "a version"),
+            [f"rank {rank}: {strict.text(difference, 'a difference')}" for difference in listed],
         )
 
 
@@ -123,9 +166,50 @@ class StoreDamaged(CheckpointError):
             message += ". No older version is whole either"
         super().__init__(message)
 
+    def told(self) -> Mapping[str, JSON]:
+        return {
+            "found": self.found[:_TOLD_CHARACTERS],
+            "version": self.version,
+            "tensor": self.tensor,
+            "pack": self.pack,
+            "last_good": self.last_good,
+        }
+
+    @classmethod
+    def retold(cls, told: Mapping[str, JSON], rank: int) -> Self:
+        names = {key: told.get(key) for key in ("tensor", "pack")}
+        return cls(
+            f"{strict.text(told.get('found'), 'what was found')} (found by rank {rank})",
+            version=strict.optional(told.get("version"), "a version"),
+            tensor=None if names["tensor"] is None else strict.text(names["tensor"], "a tensor"),
+            pack=None if names["pack"] is None else strict.text(names["pack"], "a pack"),
+            last_good=strict.optional(told.get("last_good"), "the last good version"),
+        )
+
 
 class Fenced(CheckpointError):
     exit_code = 1
+
+
+class RankFailed(CheckpointError):
+    exit_code = 1
+
+
+class RankLost(CheckpointError):
+    """Another rank has ended, or cannot be reached; `rank` is which."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+    def told(self) -> Mapping[str, JSON]:
+        return {**super().told(), "rank": self.rank}
+
+    @classmethod
+    def retold(cls, told: Mapping[str, JSON], rank: int) -> Self:
+        return cls(_of_rank(told, rank), strict.integer(told.get("rank"), "a rank"))
 
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -5,6 +5,8 @@ captured bytes ─► fingerprint of each chunk ─► same as the parent's? ─
                                                     ▼
                                                digest ─► held already? ── no ─► pack
                                                     └──────────────────────────► list of digests ─► root
+
+Each rank does this for its share; all shares together are a manifest (`assemble`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from blake3 import blake3
 from xxhash import xxh3_128_digest
 
 from checkpoint.capture import Captured, CapturedTensor
+from checkpoint.errors import RankFailed
 from checkpoint.tensors import TensorSpec, whole
 from checkpoint.version import DIGEST_BYTES, EMPTY_ROOT, Manifest, StoredTensor
 from checkpoint.writer import Save
@@ -63,6 +66,23 @@ class Lineage:
     packs: Mapping[bytes, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one rank stored of a version.
+
+    Attributes:
+        records: of its tensors, by index.
+        packs: for each chunk that it wrote, the pack.
+        new_bytes: of its packs.
+        blocked_s: how long its save() kept its caller.
+    """
+
+    records: Mapping[int, Record]
+    packs: Mapping[bytes, str]
+    new_bytes: int = 0
+    blocked_s: float = 0.0
+
+
 def root_of(digests: bytes) -> bytes:
     """The root over the digests of a piece's chunks."""
     if not digests:
@@ -71,20 +91,50 @@ def root_of(digests: bytes) -> bytes:
 
 
 def write_changes(
-    captured: Captured, lineage: Lineage, save: Save, chunk_bytes: int
-) -> tuple[Manifest, Lineage]:
-    """Give the save every chunk that the lineage lacks.
-
-    Returns:
-        The manifest, and the lineage for the save after this one, still without its parent.
-    """
-    packs = dict(lineage.packs)
-    records: dict[str, Record] = {}
+    captured: Captured, lineage: Lineage, save: Save, chunk_bytes: int, blocked_s: float = 0.0
+) -> Share:
+    """Give the save every captured chunk that the lineage lacks, and make it durable."""
+    packs: dict[bytes, str] = {}
+    records: dict[int, Record] = {}
     for tensor in captured.tensors:
         record = _fingerprinted(tensor, lineage.records.get(tensor.name), chunk_bytes)
-        if record.digests and any(digest not in packs for digest in record.chunks()):
-            _write(record, tensor.data, packs, save, chunk_bytes)
-        records[tensor.name] = record
+        contents = [*_cut(tensor.data, chunk_bytes), memoryview(record.digests)]
+        for digest, chunk in zip(record.chunks(), contents, strict=False):
+            if digest not in lineage.packs and digest not in packs:
+                packs[digest] = save.add(digest, chunk)
+        records[tensor.index] = record
+    save.seal()
+    return Share(records, packs, save.new_bytes, blocked_s)
+
+
+def assemble(captured: Captured, lineage: Lineage, shares: Sequence[Share]) -> tuple[Manifest, Lineage]:
+    """One manifest of all ranks' shares, and the lineage for the save after this one, still without its parent.
+
+    Raises:
+        RankFailed: a tensor is in no share or in two, or is not what was captured, or no pack holds one of its
+            chunks.
+    """
+    packs = dict(lineage.packs)
+    found: dict[int, Record] = {}
+    for rank, share in enumerate(shares):
+        for digest, pack in share.packs.items():
+            packs.setdefault(digest, pack)
+        for index, record in share.records.items():
+            if not 0 <= index < len(captured.names):
+                raise RankFailed(f"rank {rank} stored tensor {index} of {len(captured.names)}")
+            name = captured.names[index]
+            if index in found:
+                raise RankFailed(f"{name}: stored by rank {rank} and by one before it")
+            if record.spec != captured.specs[index]:
+                raise RankFailed(
+                    f"{name}: rank {rank} stored a {record.spec}, expected {captured.specs[index]}"
+                )
+            if any(digest not in packs for digest in record.chunks()):
+                raise RankFailed(f"{name}: rank {rank} wrote a part of it to no pack")
+            found[index] = record
+    if left_out := [name for index, name in enumerate(captured.names) if index not in found]:
+        raise RankFailed(f"{left_out[0]}: stored by no rank ({len(left_out)} tensors are not)")
+    records = {name: found[index] for index, name in enumerate(captured.names)}
     used = {packs[digest] for record in records.values() for digest in record.chunks()}
     manifest = Manifest(
         packs=tuple(sorted(used)),
@@ -114,14 +164,6 @@ def _fingerprinted(tensor: CapturedTensor, before: Record | None, chunk_bytes: i
         digests.append(old if same else blake3(chunk).digest())
     every = b"".join(digests)
     return Record(tensor.spec, joined, every, root_of(every))
-
-
-def _write(record: Record, data: memoryview, packs: dict[bytes, str], save: Save, chunk_bytes: int) -> None:
-    """Write the tensor's chunks and their list, as far as no pack has them."""
-    contents: Sequence[memoryview] = [*_cut(data, chunk_bytes), memoryview(record.digests)]
-    for digest, chunk in zip(record.chunks(), contents, strict=False):
-        if digest not in packs:
-            packs[digest] = save.add(digest, chunk)
 
 
 def _cut(data: memoryview, chunk_bytes: int) -> list[memoryview]:

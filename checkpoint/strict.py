@@ -69,6 +69,10 @@ def integer(value: JSON, what: str, *, least: int = 0, most: int = 2**63 - 1) ->
     return value
 
 
+def optional(value: JSON, what: str, *, least: int = 0) -> int | None:
+    return None if value is None else integer(value, what, least=least)
+
+
 def number(value: JSON, what: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise Malformed(f"{what} must be a number, found {value!r}"[:200])

@@ -122,7 +122,7 @@ def encode_version(info: VersionInfo, manifest: Manifest) -> bytes:
     Raises:
         NotStorable: the summary is no plain data, or it or the tree is beyond bounds.
     """
-    header = strict.encode(_header(info))
+    header = strict.encode(header_to_json(info))
     if len(header) > MAX_HEADER_BYTES:
         raise ValueError(
             f"the summary of a version has {len(header)} bytes, at most {MAX_HEADER_BYTES} are stored"
@@ -142,7 +142,7 @@ def encode_version(info: VersionInfo, manifest: Manifest) -> bytes:
     return data + blake3(data).digest()
 
 
-def _header(info: VersionInfo) -> Mapping[str, JSON]:
+def header_to_json(info: VersionInfo) -> Mapping[str, JSON]:
     header: dict[str, JSON] = {
         "version": info.version,
         "parent": info.parent,
@@ -189,26 +189,27 @@ def decode_header(data: bytes, number: int) -> VersionInfo:
     """The header, from as many bytes as `header_bytes` said. Raises Malformed."""
     if blake3(data[:-DIGEST_BYTES]).digest() != data[-DIGEST_BYTES:]:
         raise Malformed("its header does not match its checksum")
-    fields = strict.mapping(strict.decode(data[PREFIX.size : -DIGEST_BYTES], "its header"), "its header")
-    info = VersionInfo(
+    info = header_from_json(strict.decode(data[PREFIX.size : -DIGEST_BYTES], "its header"))
+    if info.version != number:
+        raise Malformed(f"it says that it is version {info.version}")
+    return info
+
+
+def header_from_json(value: JSON) -> VersionInfo:
+    """What `header_to_json` gave. Raises Malformed."""
+    fields = strict.mapping(value, "its header")
+    return VersionInfo(
         version=strict.integer(fields.get("version"), "version", least=1),
-        parent=_optional_version(fields.get("parent"), "parent"),
+        parent=strict.optional(fields.get("parent"), "parent", least=1),
         step=strict.integer(fields.get("step"), "step"),
         time=strict.number(fields.get("time"), "time"),
         new_bytes=strict.integer(fields.get("new_bytes"), "new_bytes"),
         total_bytes=strict.integer(fields.get("total_bytes"), "total_bytes"),
         blocked_s=strict.number(fields.get("blocked_s"), "blocked_s"),
         written_s=strict.number(fields.get("written_s"), "written_s"),
-        restored_from=_optional_version(fields.get("restored_from"), "restored_from"),
+        restored_from=strict.optional(fields.get("restored_from"), "restored_from", least=1),
         summary=strict.mapping(plain_json(strict.mapping(fields.get("summary"), "summary")), "summary"),
     )
-    if info.version != number:
-        raise Malformed(f"it says that it is version {info.version}")
-    return info
-
-
-def _optional_version(value: JSON, what: str) -> int | None:
-    return None if value is None else strict.integer(value, what, least=1)
 
 
 def decode_version(data: bytes, number: int) -> tuple[VersionInfo, Manifest]:

@@ -1,11 +1,11 @@
-"""The one writer of a store: opens it, writes packs, commits versions.
+"""The writer of a store: opens it, writes packs, commits versions.
 
     begin ─► add, add, …, seal ─────────────► commit
     intent   packs: write, fsync, rename,     version: write, fsync, link to its number, fsync the folder
              fsync the folder                 (a number that is taken: fenced)
 
 Whatever stops this before the link leaves no version, only files that nothing refers to; whatever stops it
-after leaves a whole one.
+after leaves a whole one. Where several ranks save together each writes packs, and rank 0 alone opens and commits.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from checkpoint.disk import Disk
-from checkpoint.errors import Fenced, NoStore, UnknownFormat, naming
+from checkpoint.errors import Fenced, NoStore, RankLost, UnknownFormat, naming
 from checkpoint.layout import FOLDERS, SAVE_NAME, TEMPORARY, Format, Layout, temporary
 from checkpoint.lock import WriterLock
 from checkpoint.pack import PackWriter
+from checkpoint.peers import INTEGER, SOLO, Peers
 from checkpoint.store import Store
 from checkpoint.strict import encode
 from checkpoint.version import Manifest, VersionInfo, encode_version
@@ -32,7 +33,9 @@ PACK_BYTES = 1 << 30
 
 
 class Writer:
-    """A store opened for writing, made if absent. Held by one process at a time, until `close`.
+    """A store opened for writing, made if absent. Held by one process, or one group of them, until `close`.
+
+    Of peers rank 0 takes the lock and cleans up before any other opens the store.
 
     Args:
         path: the store's folder.
@@ -42,6 +45,7 @@ class Writer:
         pack_bytes: a pack is closed and the next begun when it has this many.
         new_name: draws the 32 hex digits that name a save's packs.
         clock: unix seconds.
+        peers: the ranks that save together.
 
     Raises:
         StoreLocked: a writer lives.
@@ -59,33 +63,35 @@ class Writer:
         pack_bytes: int = PACK_BYTES,
         new_name: Callable[[], str] = lambda: secrets.token_hex(16),
         clock: Callable[[], float] = time.time,
+        peers: Peers = SOLO,
     ) -> None:
         self.disk = Disk() if disk is None else disk
         self.layout = Layout(Path(path))
         self.pack_bytes = pack_bytes
         self.new_name = new_name
         self.clock = clock
-        _make_root(self.layout, self.disk)
-        self._lock = WriterLock(self.layout.lock, self.disk)
-        try:
-            _make_format(self.layout, self.disk, chunk_bytes)
-            self.store = Store(path, self.disk)
-            if chunk_bytes not in (None, self.store.format.chunk_bytes):
-                raise UnknownFormat(
-                    f"{path} has chunks of {self.store.format.chunk_bytes} bytes, asked for were {chunk_bytes}: "
-                    "leave chunk_bytes out, or begin a new store"
-                )
-            _remove_leftovers(self.layout, self.disk)
-            self.head = self.store.latest() or 0
-        except BaseException:
-            self._lock.close()
-            raise
         self.fenced = False
+        with ExitStack() as held:
+            self.head = peers.first("opening", lambda: self._take(held, chunk_bytes), INTEGER)
+            self.store = peers.together("opening", lambda: Store(path, self.disk))
+            self._held = held.pop_all()
+
+    def _take(self, held: ExitStack, chunk_bytes: int | None) -> int:
+        """Take the store, make or clean it; the head, 0 for none. What is held is let go with `held`."""
+        _make_root(self.layout, self.disk)
+        held.callback(WriterLock(self.layout.lock, self.disk).close)
+        _make_format(self.layout, self.disk, chunk_bytes)
+        store = Store(self.layout.root, self.disk)
+        if chunk_bytes not in (None, store.format.chunk_bytes):
+            raise UnknownFormat(
+                f"{self.layout.root} has chunks of {store.format.chunk_bytes} bytes, asked for were {chunk_bytes}: "
+                "leave chunk_bytes out, or begin a new store"
+            )
+        _remove_leftovers(self.layout, self.disk)
+        return store.latest() or 0
 
     def begin(self, parent: int | None) -> Save:
-        """A save that may refer to what `parent` holds. Raises Fenced if this writer was."""
-        if self.fenced:
-            raise Fenced(_fenced(self.layout.version(self.head + 1)))
+        """A save that may refer to what `parent` holds."""
         return Save(self, parent)
 
     def missing_packs(self, packs: Collection[str]) -> set[str]:
@@ -96,7 +102,7 @@ class Writer:
             return set(packs) - {name.removesuffix(".pack") for name in self.disk.names(self.layout.packs)}
 
     def close(self) -> None:
-        self._lock.close()
+        self._held.close()
 
     def __enter__(self) -> Writer:
         return self
@@ -108,7 +114,7 @@ class Writer:
 
 
 class Save:
-    """One version on its way. Left without `commit`, it takes back all that it wrote.
+    """One version on its way. Left before it is committed, by this rank or another, it takes back all it wrote.
 
     Views that are added must stay unchanged until `seal`.
     """
@@ -122,19 +128,26 @@ class Save:
             raise ValueError(f"a save's name must be 32 hex digits, got {self.name!r}")
         self._pack: PackWriter | None = None
         self._packs: list[str] = []
+        self._parent = parent
+        self._announced = False
         self._linked = False
         self.new_bytes = 0
         """Bytes of finished packs."""
+
+    def announce(self) -> None:
+        """Say that a save is under way; `add` and `commit` do it first. Raises Fenced if the writer was."""
+        if self._writer.fenced:
+            raise Fenced(_fenced(self._layout.version(self._writer.head + 1)))
+        if self._announced:
+            return
         intent = self._layout.intent(self.name)
         with naming("announcing a save", intent):
-            try:
-                self._write_file(intent, encode({"pid": os.getpid(), "parent": parent}), sync=False)
-            except OSError:
-                self._take_back()
-                raise
+            self._write_file(intent, encode({"pid": os.getpid(), "parent": self._parent}), sync=False)
+        self._announced = True
 
     def add(self, digest: bytes, chunk: memoryview) -> str:
         """Write a chunk; returns the name of the pack that it goes to."""
+        self.announce()
         if self._pack is not None and self._pack.nbytes + len(chunk) > self._writer.pack_bytes:
             self._finish_pack()
         if self._pack is None:
@@ -163,6 +176,7 @@ class Save:
                 may not outlive a power cut.
         """
         assert self._pack is None, "seal comes first"
+        self.announce()
         info = replace(info, version=self._writer.head + 1, time=self._writer.clock())
         final = self._layout.version(info.version)
         waiting = temporary(self._layout.versions / self.name)
@@ -173,6 +187,11 @@ class Save:
             self._writer.head = info.version
             self._disk.fsync_dir(self._layout.versions)
         return info
+
+    def follow(self, head: int) -> None:
+        """Learn from rank 0 where the head is now: once it has moved, what was written here is part of a version."""
+        self._linked = self._linked or head > self._writer.head
+        self._writer.head = head
 
     def _link(self, waiting: Path, final: Path) -> None:
         try:
@@ -222,7 +241,9 @@ class Save:
             with suppress(OSError):
                 self._pack.abandon()
             self._pack = None
-        self._take_back()
+        # Rank 0 may have committed, or may yet commit, what this rank wrote.
+        if not (isinstance(error, RankLost) and error.rank == 0):
+            self._take_back()
 
 
 def _fenced(path: Path) -> str:

@@ -10,7 +10,7 @@ import torch
 
 from checkpoint import Store, Tree
 from checkpoint.capture import Pool, capture
-from checkpoint.incremental import Lineage, write_changes
+from checkpoint.incremental import Lineage, assemble, write_changes
 from checkpoint.loading import load_part
 from checkpoint.version import VersionInfo
 from checkpoint.writer import Writer
@@ -46,8 +46,8 @@ def write(path: Path) -> None:
                 summary={"loss": 2.5, "bad": float("inf")},
             )
             with writer.begin(parent) as save:
-                manifest, lineage = write_changes(captured, lineage, save, 8)
-                save.seal()
+                share = write_changes(captured, lineage, save, 8)
+                manifest, lineage = assemble(captured, lineage, [share])
                 save.commit(info, manifest)
 
 
