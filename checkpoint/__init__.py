@@ -6,7 +6,13 @@
                                                                                │
     parts ◄─ load_state_dict ◄─ loading (in place, every chunk verified) ◄─ compare (all differences first)
 
-`Checkpointer` does all of it for one process at a time; `Store` reads beside it. FORMATS.md has the bytes.
+Ranks that save together each capture and write a share, planned alike on all of them; rank 0 commits:
+
+    plan ─► capture ─► incremental ─► packs ─┐
+    plan ─► capture ─► incremental ─► packs ─┴─ shares, by peers ─► checked and assembled ─► rank 0: the version's file
+
+`Checkpointer` does all of it for one process, or one group of ranks, at a time; `Store` reads beside it. FORMATS.md
+has the bytes.
 Importing this package, listing and verifying need no torch.
 """
 
@@ -17,6 +23,8 @@ from checkpoint.errors import (
     NoStore,
     NotStorable,
     NoVersion,
+    RankFailed,
+    RankLost,
     StoreDamaged,
     StoreFailed,
     StoreFull,
@@ -40,6 +48,8 @@ __all__ = [
     "NoVersion",
     "NotStorable",
     "Part",
+    "RankFailed",
+    "RankLost",
     "Restored",
     "Store",
     "StoreDamaged",

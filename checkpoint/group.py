@@ -59,13 +59,17 @@ class Group:
         word = self._exchange(doing, {})[0]
         if "failed" in word:
             raise _heard(word, 0)
-        return codec.decode(word.get("done"))
+        return _decoded(codec, word, 0)
 
     def every(self, doing: str, act: Callable[[], T], codec: Codec[T]) -> Sequence[T]:
         own, words = self._act(doing, act, codec, range(self.size))
-        return [
-            own if rank == self.rank else self._decoded(codec, word, rank) for rank, word in enumerate(words)
-        ]
+        # What one rank can make no sense of stops all of them.
+        return self.together(
+            f"{doing}: heard",
+            lambda: [
+                own if rank == self.rank else _decoded(codec, word, rank) for rank, word in enumerate(words)
+            ],
+        )
 
     def together(self, doing: str, act: Callable[[], T]) -> T:
         silent: Codec[T] = Codec(lambda value: None, _nothing)
@@ -103,15 +107,9 @@ class Group:
             if "failed" not in words[rank]:
                 continue
             failure = _heard(words[rank], rank)
-            if rank == self.rank or type(failure) is type(own):
-                return
+            if own is not None and type(failure).__name__ == _told(own)["kind"]:
+                raise own
             raise failure from own
-
-    def _decoded(self, codec: Codec[T], word: Mapping[str, JSON], rank: int) -> T:
-        try:
-            return codec.decode(word.get("done"))
-        except Malformed as error:
-            raise RankFailed(f"rank {rank} said what makes no sense here: {error}") from error
 
     def _exchange(self, doing: str, word: Mapping[str, JSON]) -> Sequence[Mapping[str, JSON]]:
         """Every rank's word. That of a rank which is lost, or does something else, is a failure."""
@@ -168,16 +166,14 @@ class Group:
         try:
             dist.send(torch.tensor([len(data)]), group=self._group, group_dst=0)
             dist.send(_tensor(data), group=self._group, group_dst=0)
-            told = self._receive(0, self.size * MAX_WORD_BYTES)
+            words = _words(self._receive(0, self.size * MAX_WORD_BYTES), self.size)
+        except Malformed as error:
+            raise RankFailed(f"rank 0 said what makes no sense: {error}") from error
         except RuntimeError as error:
             self._lost = RankLost(
                 f"rank 0: gone, or out of reach, while rank {self.rank} is at {doing!r}: {error}", 0
             )
             raise self._lost from error
-        words = [
-            strict.mapping(word, "a word")
-            for word in strict.sequence(strict.decode(told, "what rank 0 said"), "words", most=self.size)
-        ]
         if words[0].get("doing") != doing:
             raise RankFailed(
                 f"rank 0 is at {words[0].get('doing')!r} while rank {self.rank} is at {doing!r}: "
@@ -197,6 +193,13 @@ class Group:
         return data.numpy().data
 
 
+def _decoded(codec: Codec[T], word: Mapping[str, JSON], rank: int) -> T:
+    try:
+        return codec.decode(word.get("done"))
+    except Malformed as error:
+        raise RankFailed(f"rank {rank} said what makes no sense here: {error}") from error
+
+
 def _tensor(data: bytes) -> torch.Tensor:
     import torch
 
@@ -205,6 +208,11 @@ def _tensor(data: bytes) -> torch.Tensor:
 
 def _word(data: bytes | memoryview) -> Mapping[str, JSON]:
     return strict.mapping(strict.decode(data, "a word"), "a word")
+
+
+def _words(data: memoryview, size: int) -> Sequence[Mapping[str, JSON]]:
+    listed = strict.sequence(strict.decode(data, "what rank 0 said"), "words", most=size)
+    return [strict.mapping(word, "a word") for word in listed]
 
 
 def _told(error: Exception) -> Mapping[str, JSON]:

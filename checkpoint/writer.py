@@ -99,7 +99,21 @@ class Writer:
         if not packs:
             return set()
         with naming("listing", self.layout.packs):
-            return set(packs) - {name.removesuffix(".pack") for name in self.disk.names(self.layout.packs)}
+            unlisted = set(packs) - {
+                name.removesuffix(".pack") for name in self.disk.names(self.layout.packs)
+            }
+        # The listing of a network file system may lag behind what another machine has made there.
+        return {pack for pack in unlisted if not self._has(pack)}
+
+    def _has(self, pack: str) -> bool:
+        path = self.layout.pack(pack)
+        with naming("looking for a pack", path):
+            try:
+                fd = self.disk.open(path)
+            except FileNotFoundError:
+                return False
+            self.disk.close(fd)
+        return True
 
     def close(self) -> None:
         self._held.close()
