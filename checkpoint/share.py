@@ -12,6 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from functools import cache, partial
 
 from blake3 import blake3
 
@@ -26,17 +27,19 @@ from checkpoint.version import DIGEST_BYTES, MAX_TENSORS
 
 def share_codec(captured: Captured, lineage: Lineage) -> Codec[Share]:
     """For the shares of one save: all ranks have captured the same state and stand on the same lineage."""
+    state = cache(partial(_state, captured))
     return Codec(
-        lambda share: _to_json(share, captured, lineage), lambda value: _from_json(value, captured, lineage)
+        lambda share: _to_json(share, captured, lineage, state()),
+        lambda value: _from_json(value, captured, lineage, state()),
     )
 
 
-def _to_json(share: Share, captured: Captured, lineage: Lineage) -> JSON:
+def _to_json(share: Share, captured: Captured, lineage: Lineage, state: str) -> JSON:
     by_pack: dict[str, list[bytes]] = {}
     for digest, pack in share.packs.items():
         by_pack.setdefault(pack, []).append(digest)
     return {
-        "state": _state(captured),
+        "state": state,
         "tensors": [
             [index, _text(record.root)]
             if lineage.records.get(captured.names[index]) is record
@@ -49,9 +52,9 @@ def _to_json(share: Share, captured: Captured, lineage: Lineage) -> JSON:
     }
 
 
-def _from_json(value: JSON, captured: Captured, lineage: Lineage) -> Share:
+def _from_json(value: JSON, captured: Captured, lineage: Lineage, state: str) -> Share:
     fields = strict.mapping(value, "a share")
-    if fields.get("state") != _state(captured):
+    if fields.get("state") != state:
         raise Malformed("its state has other tensors than this rank's")
     records: dict[int, Record] = {}
     for entry in strict.sequence(fields.get("tensors"), "tensors", most=MAX_TENSORS):
