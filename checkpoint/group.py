@@ -127,7 +127,10 @@ class Group:
             try:
                 word = _word(self._receive(rank, MAX_WORD_BYTES))
             except RuntimeError as error:
-                lost = RankLost(f"gone, or out of reach, while the others are at {doing!r}: {error}", rank)
+                lost = RankLost(
+                    f"gone, or out of reach, while the others are at {doing!r}: its own output says why ({error})",
+                    rank,
+                )
                 word = {"failed": _told(lost)}
             except Malformed as error:
                 word = {"failed": _told(RankFailed(f"it said what makes no sense: {error}"))}
@@ -171,7 +174,9 @@ class Group:
             raise RankFailed(f"rank 0 said what makes no sense: {error}") from error
         except RuntimeError as error:
             self._lost = RankLost(
-                f"rank 0: gone, or out of reach, while rank {self.rank} is at {doing!r}: {error}", 0
+                f"rank 0: gone, or out of reach, while rank {self.rank} is at {doing!r}: its own output says why "
+                f"({error})",
+                0,
             )
             raise self._lost from error
         if words[0].get("doing") != doing:

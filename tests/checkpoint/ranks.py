@@ -264,6 +264,15 @@ def open_only(group: dist.ProcessGroup, path: Path) -> None:
     Checkpointer(path, group=group).close()
 
 
+def leave_early(group: dist.ProcessGroup, path: Path) -> None:
+    """Save once all together; rank 1 then ends as a process does that failed elsewhere, the others save again."""
+    with Checkpointer(path, group=group) as checkpointer:
+        checkpointer.save(1, {"a": small_state(1)})
+        checkpointer.wait()
+        if dist.get_rank(group) != 1:
+            checkpointer.save(2, {"a": small_state(2)})
+
+
 def leave_out(group: dist.ProcessGroup, path: Path, kind: str) -> list[str]:
     """Save twice, the first time by a plan that is broken on rank 1."""
     split = capturing.split

@@ -217,6 +217,15 @@ def test_a_full_disk_at_every_operation(tmp_path: Path, victim: int) -> None:
     assert fail_at > 6
 
 
+def test_a_rank_that_ends_early_is_missed(tmp_path: Path) -> None:
+    first, second, third = run(3, ranks.leave_early, tmp_path / "v")
+    assert not second.error
+    for ended in (first, third):
+        assert ended.error == "RankLost"
+        assert ended.message.startswith("rank 1: gone, or out of reach")
+    assert all_whole(tmp_path / "v") == [1]
+
+
 @pytest.mark.parametrize("kind", ["left out", "stored twice"])
 def test_a_broken_plan_makes_no_version(tmp_path: Path, kind: str) -> None:
     for ended in run(2, ranks.leave_out, tmp_path / "v", kind):
