@@ -81,23 +81,23 @@ class KillAfterOperation:
 
 @dataclass(frozen=True)
 class SignalAfterStep:
-    """Gets a signal when the line of `step` has been written, before anything is saved."""
+    """Gets a signal when the line of `step` has been written (by rank 0), before anything is saved."""
 
     step: int
     number: signal.Signals = signal.SIGKILL
 
     def __call__(self) -> None:
-        import trainer.run
         from trainer.loop import StepRecord
+        from trainer.saver import VersionSaver
 
-        observe = trainer.run.MetricsFile.__call__
+        after = VersionSaver.after
 
-        def signalled(self_: trainer.run.MetricsFile, record: StepRecord) -> None:
-            observe(self_, record)
+        def signalled(saver: VersionSaver, record: StepRecord) -> None:
             if record.progress.step == self.step:
                 os.kill(os.getpid(), self.number)
+            after(saver, record)
 
-        trainer.run.MetricsFile.__call__ = signalled  # type: ignore[method-assign]
+        VersionSaver.after = signalled  # type: ignore[method-assign]
 
 
 class _DyingDisk(Disk):

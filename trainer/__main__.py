@@ -11,9 +11,9 @@ from typing import Annotated
 
 import tyro
 from pydantic import ValidationError
-from rich.console import Console
 
 from trainer.config import RunConfig, load, refusal
+from trainer.console import RunConsole
 from trainer.entry import guarded
 from trainer.ranks import launched
 from trainer.resume import Resume
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise refusal(error, "command line") from error
     resume = Resume.parse(arguments.resume, arguments.allow_change, arguments.allow_older)
     with launched(os.environ, arguments.config.run.device) as ranks:
-        run(arguments.config, resume, Console(), ranks)
+        run(arguments.config, resume, RunConsole(), ranks)
     return 0
 
 

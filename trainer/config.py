@@ -29,7 +29,7 @@ class RunSection(Section):
     dir: Annotated[Path, FREE]
     """The run's folder: its versions, metrics, logs and resolved configuration."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    threads: Annotated[int, FREE] = Field(default=0, ge=0)
+    threads: Annotated[int, FREE] = Field(default=0, ge=0, le=4096)
     """CPU threads of torch; 0 leaves torch's choice. Sums depend on it: a resume under another number warns."""
     device: Annotated[Literal["auto", "cpu", "cuda"], FREE] = "auto"
 
@@ -97,17 +97,27 @@ class RunConfig(Section):
         return self.train.global_batch // chunk
 
     def resolved(self, saved: Mapping[str, JSON] | None) -> RunConfig:
-        """With what depends on another key filled in, as it is written to the run's folder.
+        """With what depends on another key filled in, as it is written to the run's folder; paths are absolute.
 
         `saved` is the configuration of the version that the run goes on from: a default resolved then stays, so
         that a run that is prolonged does not bend the schedule of the steps already taken.
         """
-        if self.optim.decay_steps is not None:
-            return self
         before = (saved or {}).get("optim")
         held = before.get("decay_steps") if isinstance(before, dict) else None
-        steps = held if isinstance(held, int) else self.train.steps
-        return self.model_copy(update={"optim": self.optim.model_copy(update={"decay_steps": steps})})
+        steps = self.optim.decay_steps or (held if isinstance(held, int) else self.train.steps)
+        return self.model_copy(
+            update={
+                "run": self.run.model_copy(update={"dir": self.run.dir.absolute()}),
+                "data": self.data.model_copy(update={"corpus": self.data.corpus.absolute()}),
+                "eval": self.eval.model_copy(
+                    update={"corpus": self.eval.corpus and self.eval.corpus.absolute()}
+                ),
+                "model": self.model.model_copy(
+                    update={"path": self.model.path and self.model.path.absolute()}
+                ),
+                "optim": self.optim.model_copy(update={"decay_steps": steps}),
+            }
+        )
 
     def plain(self) -> dict[str, dict[str, JSON]]:
         """As JSON-able data, section by section."""
@@ -129,7 +139,11 @@ def load(file: Path) -> RunConfig:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{file}: not valid TOML: {error}") from error
-    return checked(data, str(file))
+    config = checked(data, str(file))
+    if file.name == "config.toml" and (file.parent / "versions").is_dir():
+        # A run's own configuration belongs to the folder that it lies in, also after that was moved or copied.
+        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": file.parent})})
+    return config
 
 
 def checked(data: Mapping[str, object], source: str) -> RunConfig:
@@ -158,6 +172,14 @@ def keys(config: RunConfig) -> Iterator[tuple[str, JSON, bool]]:
         fields = type(getattr(config, section)).model_fields
         for key, value in values.items():
             yield f"{section}.{key}", value, not any(isinstance(m, Free) for m in fields[key].metadata)
+
+
+def every_key() -> Iterator[str]:
+    """The names of all keys, as `section.key`."""
+    for section, field in RunConfig.model_fields.items():
+        assert isinstance(field.annotation, type)
+        assert issubclass(field.annotation, BaseModel)
+        yield from (f"{section}.{key}" for key in field.annotation.model_fields)
 
 
 def _said(error: ErrorDetails) -> str:

@@ -48,7 +48,7 @@ def report(error: Exception) -> int:
         return report(cause)
     code = getattr(error, "exit_code", None)
     if isinstance(code, int):
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return code
     if isinstance(error, OSError):
         print(f"error: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)

@@ -40,6 +40,9 @@ class MetricsFile:
             line["samples"] = list(result.samples)
         self._lines.write(line)
 
+    def sync(self) -> None:
+        self._lines.sync()
+
     def close(self) -> None:
         self._lines.close()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -30,7 +30,7 @@ class OptimConfig(Section):
     prolonged: a longer train.steps alone must not bend the curve of the steps already taken."""
     min_lr_ratio: float = Field(default=0.1, ge=0, le=1)
     """Learning rate at the end of the decay, as a share of lr."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.95)
     eps: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.1, ge=0)
     """Applied to matrices, not to norms and biases."""

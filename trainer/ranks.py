@@ -13,6 +13,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from trainer.errors import ConfigError
 
@@ -109,7 +111,10 @@ def launched(environment: Mapping[str, str], device: str) -> Iterator[Alone | La
         )
     if where.type == "cuda":
         torch.cuda.set_device(where)
-    dist.init_process_group("nccl" if where.type == "cuda" else "gloo")
+    backend = "nccl" if where.type == "cuda" else "gloo"
+    dist.init_process_group(
+        backend, store=_store(environment, size), rank=int(environment["RANK"]), world_size=size
+    )
     try:
         yield Launched(
             where, dist.get_rank(), size, dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
@@ -117,6 +122,19 @@ def launched(environment: Mapping[str, str], device: str) -> Iterator[Alone | La
     finally:
         # Not a barrier: where one rank failed, the others must not wait for it.
         dist.destroy_process_group()
+
+
+def _store(environment: Mapping[str, str], size: int) -> Store:
+    """Where ranks find each other.
+
+    torchrun keeps one store over its restarts: a rank that starts again could read the address that a dead one left
+    there. So each start has names of its own; on several nodes launchers count restarts apart, and it is left to them.
+    """
+    store: Store
+    store, _, _ = next(rendezvous("env://", int(environment["RANK"]), size))
+    if environment.get("LOCAL_WORLD_SIZE", str(size)) != str(size):
+        return store
+    return PrefixStore(f"start-{environment.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def _device(device: str, local_rank: int) -> torch.device:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -12,6 +12,7 @@ from rich.console import Console
 
 from checkpoint import VersionInfo
 from trainer.config import RunConfig, to_toml
+from trainer.errors import TrainingFailed
 from trainer.evaluation import perplexity
 from trainer.folder import RunFolder, RunLog
 from trainer.loop import Observer, Progress
@@ -23,9 +24,14 @@ class Records(Protocol):
     observers: Sequence[Observer]
 
     def began(self, origin: Origin, about: Sequence[str]) -> None: ...
+    def sync(self) -> None:
+        """Make durable what has been recorded: before a version, which must not be ahead of it."""
+        ...
+
     def version(self, info: VersionInfo) -> None: ...
     def evaluated(self, step: int, loss: float, tokens: int) -> None: ...
     def ended(self, progress: Progress, reason: str) -> None: ...
+    def failed(self, error: Exception) -> None: ...
     def __enter__(self) -> Self: ...
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -40,6 +46,9 @@ class NoRecords:
     def began(self, origin: Origin, about: Sequence[str]) -> None:
         pass
 
+    def sync(self) -> None:
+        pass
+
     def version(self, info: VersionInfo) -> None:
         pass
 
@@ -47,6 +56,9 @@ class NoRecords:
         pass
 
     def ended(self, progress: Progress, reason: str) -> None:
+        pass
+
+    def failed(self, error: Exception) -> None:
         pass
 
     def __enter__(self) -> Self:
@@ -67,12 +79,12 @@ class FolderRecords:
         folder.cut_metrics(step)
         with ExitStack() as files:
             self._log = files.enter_context(closing(RunLog(folder, uuid.uuid4().hex[:12], rank=0)))
-            metrics = files.enter_context(
+            self._metrics = files.enter_context(
                 closing(MetricsFile(folder.metrics, sample_ids=config.log.sample_ids))
             )
             self._files = files.pop_all()
         line = ConsoleLine(console, steps=config.train.steps, every=config.log.every_steps)
-        self.observers: Sequence[Observer] = (metrics, line)
+        self.observers: Sequence[Observer] = (self._metrics, line)
 
     def began(self, origin: Origin, about: Sequence[str]) -> None:
         config = self._config
@@ -82,13 +94,6 @@ class FolderRecords:
             else f"resuming from version {origin.version} at step {origin.progress.step}"
         )
         changed = [str(change) for change in origin.changed]
-        self._say(f"run {config.run.dir}: {begun}, to step {config.train.steps}")
-        for line in about:
-            self._say(line)
-        for change in changed:
-            self._say(f"changed since the version: {change}")
-        for warning in origin.warnings:
-            self._say(f"warning: {warning}")
         self._log.event(
             "start",
             version=origin.version,
@@ -96,6 +101,16 @@ class FolderRecords:
             changed=[*changed],
             warnings=[*origin.warnings],
         )
+        self._say(f"run {config.run.dir}: {begun}, to step {config.train.steps}")
+        for line in about:
+            self._say(line)
+        for change in changed:
+            self._say(f"changed since the version: {change}")
+        for warning in origin.warnings:
+            self._say(f"warning: {warning}")
+
+    def sync(self) -> None:
+        self._metrics.sync()
 
     def version(self, info: VersionInfo) -> None:
         self._log.event("version", version=info.version, step=info.step, new_bytes=info.new_bytes)
@@ -111,6 +126,11 @@ class FolderRecords:
     def ended(self, progress: Progress, reason: str) -> None:
         self._log.event("end", step=progress.step, reason=reason)
         self._say(f"{reason}: step {progress.step}, {progress.tokens:,} tokens trained")
+
+    def failed(self, error: Exception) -> None:
+        # Where the disk is full there is nowhere to say it but the console, which the error reaches anyway.
+        with suppress(TrainingFailed):
+            self._log.event("failed", error=f"{type(error).__name__}: {error}")
 
     def _say(self, line: str) -> None:
         self._console.print(line, soft_wrap=True, highlight=False, markup=False)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pipeline import JSON
-from trainer.config import RunConfig, keys
+from trainer.config import RunConfig, every_key, keys
 from trainer.errors import ChangedConfig, ConfigError
 from trainer.loop import Progress
 
@@ -19,6 +20,16 @@ class Resume:
     fresh: bool
     allow_change: Sequence[str] = ()
     allow_older: bool = False
+
+    def __post_init__(self) -> None:
+        # A key that has not changed is accepted: the command that allowed a change must go on after a kill, too.
+        known = list(every_key())
+        for key in self.allow_change:
+            if key not in known:
+                close = difflib.get_close_matches(key, known, n=1)
+                raise ConfigError(
+                    f"--allow-change {key}: no such key" + (f"; did you mean {close[0]!r}?" if close else "")
+                )
 
     @classmethod
     def parse(cls, text: str, allow_change: Sequence[str] = (), allow_older: bool = False) -> Resume:
@@ -69,13 +80,6 @@ def changes(saved: Mapping[str, JSON], now: RunConfig) -> list[Change]:
 
 def refuse_inexact(found: Sequence[Change], allowed: Sequence[str]) -> None:
     """Raise ChangedConfig where a changed key would make the run other than the uninterrupted one, unless allowed."""
-    known = {change.key for change in found}
-    for key in allowed:
-        if key not in known:
-            raise ConfigError(
-                f"--allow-change {key}: this key has not changed"
-                + (f"; changed: {', '.join(sorted(known))}" if known else "")
-            )
     refused = [change for change in found if change.exact and change.key not in allowed]
     if refused:
         raise ChangedConfig(

@@ -77,6 +77,7 @@ def run(config: RunConfig, resume: Resume, console: Console, ranks: Alone | Laun
             partial(_whole, parts, config, now),
             every=config.checkpoint.every_steps,
             saved_step=origin.progress.step if origin.version is not None else None,
+            before=records.sync,
             acknowledged=records.version,
         )
         engine = _engine(config, model, ranks)
@@ -94,7 +95,13 @@ def run(config: RunConfig, resume: Resume, console: Console, ranks: Alone | Laun
         def until(progress: Progress) -> bool:
             return progress.step >= config.train.steps or ranks.any(stop.asked)
 
-        progress = train(items, step, progress=origin.progress, until=until, saver=saver, observers=observers)
+        try:
+            progress = train(
+                items, step, progress=origin.progress, until=until, saver=saver, observers=observers
+            )
+        except Exception as error:
+            records.failed(error)
+            raise
         records.ended(progress, _reason(config, progress, stop))
         return progress
 
@@ -123,7 +130,6 @@ def _feed(config: RunConfig, corpus: LocalCorpus, ranks: Alone | Launched) -> Fe
         seed=config.run.seed,
         rank=ranks.rank,
         world_size=ranks.size,
-        end=config.train.steps * config.train.global_batch,
     )
     return tensor_feed(corpus, spec, str(ranks.device))
 

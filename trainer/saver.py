@@ -14,7 +14,10 @@ Parts: TypeAlias = "Mapping[str, Part | Mapping[str, Tree]]"
 
 
 class VersionSaver:
-    """A version every `every` steps and at the end; `acknowledged` hears of each one once it is committed."""
+    """A version every `every` steps and at the end.
+
+    `before` is called before each one begins, `acknowledged` once it is committed.
+    """
 
     def __init__(
         self,
@@ -23,10 +26,11 @@ class VersionSaver:
         *,
         every: int,
         saved_step: int | None,
+        before: Callable[[], None],
         acknowledged: Callable[[VersionInfo], None],
     ) -> None:
         self._checkpointer, self._parts, self._every = checkpointer, parts, every
-        self._saved_step, self._acknowledged = saved_step, acknowledged
+        self._saved_step, self._before, self._acknowledged = saved_step, before, acknowledged
         self._heard = checkpointer.wait()
         self._summary: dict[str, float] = {}
 
@@ -43,6 +47,7 @@ class VersionSaver:
     def _save(self, progress: Progress) -> None:
         self._hear()
         summary = {**self._summary, "position": progress.position, "tokens": progress.tokens}
+        self._before()
         self._checkpointer.save(progress.step, self._parts(progress), summary)
         self._saved_step = progress.step
 

@@ -17,4 +17,4 @@ FREE: Final = Free()
 class Section(BaseModel):
     """A section of the configuration. Every key is exact unless annotated with FREE (see trainer/resume.py)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)

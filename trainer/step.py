@@ -116,7 +116,7 @@ class TorchStep:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise TrainingFailed(
                 f"step {step + 1}: loss {loss}, gradient norm {grad_norm}: not finite. The weights were not "
-                "updated; the last version is from before. Lower optim.lr or look at this step's samples"
+                "updated, and no version was made of it. Lower optim.lr or look at this step's samples"
             )
         lr = learning_rate(self._config, step)
         for group in self._optimizer.param_groups:

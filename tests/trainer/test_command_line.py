@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from checkpoint import Checkpointer, Store
 from tests.corpora import random_documents, write_corpus
 from tests.trainer_process import STEPS, Outcome, outcome, trained, write_config
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -244,6 +247,52 @@ def test_a_changed_key_is_refused_until_it_is_allowed_and_then_told(place: Path)
     ended = trained(place / "run.toml", "--optim.lr", "1e-3", "--allow-change", "optim.lr")
     assert ended.code == 0, ended.output
     assert "changed since the version: optim.lr: 0.01 in the version, 0.001 now" in ended.output
+
+
+def test_a_reader_that_goes_away_does_not_end_the_run(place: Path) -> None:
+    code = "from trainer.__main__ import main; from trainer.entry import guarded; import sys;"
+    code += "raise SystemExit(guarded(lambda: main(sys.argv[1:])))"
+    file = place / "run.toml"
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", code, str(file)], stdout=writer, cwd=ROOT, check=False)
+    os.close(writer)
+    assert done.returncode == 0
+    assert outcome(place / "run") == outcome_of_whole(place)
+
+
+def test_a_failure_is_in_the_log(place: Path) -> None:
+    ended = trained(place / "run.toml", "--optim.lr", "1e30", "--allow-change", "optim.lr")
+    assert ended.code == 1, ended.output
+    assert "not finite" in ended.output
+    last = json.loads((place / "run" / "log.jsonl").read_text().splitlines()[-1])
+    assert last["event"] == "failed"
+    assert "not finite" in last["error"]
+
+
+def test_a_smaller_global_batch_that_was_allowed_goes_on(place: Path) -> None:
+    arguments = ("--train.global-batch", "4", "--allow-change", "train.global_batch")
+    ended = trained(place / "run.toml", *arguments)
+    assert ended.code == 0, ended.output
+    assert f"done: step {STEPS}" in ended.output
+
+
+def test_a_corpus_is_no_run(place: Path) -> None:
+    message = refused(place / "run.toml", "--run.dir", str(place / "corpus"))
+    assert "holds a corpus; a run needs a folder of its own" in message
+
+
+def test_lines_that_a_kill_cut_short_are_mended(place: Path) -> None:
+    for name in ("metrics.jsonl", "log.jsonl"):
+        with (place / "run" / name).open("a") as file:
+            file.write('{"step": 7, "lo')
+    with (place / "run" / "metrics.jsonl").open("a") as file:
+        file.write("[" * 100_000 + "\n")
+    assert trained(place / "run.toml").code == 0
+    assert outcome(place / "run") == outcome_of_whole(place)
+    events = (place / "run" / "log.jsonl").read_text().splitlines()
+    assert sum(line.startswith('{"step": 7, "lo') for line in events) == 1
+    assert json.loads(events[-1])["event"] == "end"
 
 
 def test_other_threads_are_a_warning(place: Path) -> None:
