@@ -18,6 +18,7 @@ from torch import nn
 from checkpoint import Checkpointer, Store
 from stages.corpus import open_corpus
 from stages.feed import FeedSpec, tensor_feed
+from tests.trainer.test_models import TINY
 from tests.trainer_process import (
     STEPS,
     Ended,
@@ -65,6 +66,17 @@ def uninterrupted(place: Path) -> dict[int, Outcome]:
 
 def rounded(lines: Sequence[Mapping[str, object]], keys: Sequence[str]) -> list[list[object]]:
     return [[line[key] for key in keys] for line in lines]
+
+
+def test_the_small_model_has_several_buckets(place: Path, uninterrupted: dict[int, Outcome]) -> None:
+    """With one bucket there is one order of sums, and a resume that forgets it would not show."""
+    hooks = {0: CountBuckets(place / "sizes.json")}
+    ends = on_ranks(write_config(place, run="buckets"), 2, "--train.steps", "2", hooks=hooks)
+    assert [e.code for e in ends] == [0, 0], ends[0].output
+    # The first backward of a process, the one that is thrown away, has buckets of its own; all others are alike.
+    settled, *steps = json.loads((place / "sizes.json").read_text())
+    assert len(steps[0]) > 3
+    assert steps[0] == steps[1] != settled
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -150,6 +162,28 @@ def plain(place: Path) -> Plain:
             optimizer.zero_grad()
             losses.append(loss.item())
     return Plain(model, losses, norms)
+
+
+@dataclass(frozen=True)
+class CountBuckets:
+    """Writes the sizes of the buckets of every backward, as JSON."""
+
+    path: Path
+
+    def __call__(self) -> None:
+        import trainer.engine
+
+        launched = trainer.engine.CpuTimer.launched
+        backwards: list[list[int]] = []
+
+        def noted(timer: trainer.engine.CpuTimer, size: int) -> None:
+            if not timer._starts:
+                backwards.append([])
+            backwards[-1].append(size)
+            self.path.write_text(json.dumps(backwards))
+            launched(timer, size)
+
+        trainer.engine.CpuTimer.launched = noted  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)
@@ -239,6 +273,26 @@ def test_a_second_job_is_refused_on_all_its_ranks(place: Path) -> None:
         ends = on_ranks(file, 2)
     assert [e.code for e in ends] == [2, 2], ends[1].output
     assert "is being written by process" in ends[0].output
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_hugging_face_model_is_resumed_bit_for_bit(place: Path, kind: str) -> None:
+    config = place / f"{kind}.json"
+    config.write_text(json.dumps(TINY[kind]))
+    model = ("--model.kind", "hf", "--model.path", str(config), "--train.activation-checkpointing")
+    whole = ran(write_config(place, run=f"{kind}-whole"), 2, *model)
+    file = write_config(place, run=f"{kind}-killed")
+    ends = on_ranks(file, 2, *model, hooks={0: SignalAfterStep(8)})
+    assert ends[0].code == -signal.SIGKILL
+    assert ran(file, 2, *model) == whole
+
+
+def test_bf16_is_resumed_bit_for_bit(place: Path) -> None:
+    bf16 = ("--train.precision", "bf16")
+    whole = ran(write_config(place, run="bf16-whole"), 2, *bf16)
+    file = write_config(place, run="bf16-killed")
+    assert on_ranks(file, 2, *bf16, hooks={1: SignalAfterStep(8)})[1].code == -signal.SIGKILL
+    assert ran(file, 2, *bf16) == whole
 
 
 def test_other_ranks_are_a_warning(place: Path) -> None:

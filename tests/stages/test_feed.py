@@ -273,3 +273,21 @@ def test_a_feed_that_is_left_ends_its_threads(corpus: LocalCorpus) -> None:
         next(items)
         items.close()  # type: ignore[attr-defined]
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize("world_size", range(2, 9))
+def test_uneven_ranks(tmp_path: Path, world_size: int) -> None:
+    """37 documents of uneven lengths, one finite pass: all ranks know their number of steps before the first one."""
+    write_corpus(tmp_path / "uneven", random_documents([1 + 7 * k % 53 for k in range(37)]))
+    with open_corpus(tmp_path / "uneven") as uneven:
+        samples = uneven.meta.tokens // SEQ
+        end = samples - samples % world_size
+        feeds = [
+            numpy_feed(uneven, spec(batch_size=1, rank=rank, world_size=world_size, end=end))
+            for rank in range(world_size)
+        ]
+        assert {len(feed) for feed in feeds} == {end // world_size}
+        seen = [int(i) for feed in feeds for batch in feed for i in batch["sample_ids"]]
+    assert len(seen) == len(set(seen)) == end
+    with pytest.raises(ValueError, match="multiple of batch_size x world_size"):
+        spec(batch_size=1, world_size=world_size, end=end + 1)
