@@ -226,16 +226,18 @@ _REFUSED = {
 
 
 @contextmanager
-def naming(doing: str, path: Path) -> Iterator[None]:
-    """Turn an OSError inside the block into the error of ours that says what was done to which path."""
+def naming(doing: str, path: Path, full: str = "") -> Iterator[None]:
+    """Turn an OSError inside the block into the error of ours that says what was done to which path.
+
+    `full` says of a full disk what became of the work; it is a sentence, with a space after it.
+    """
     try:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _NO_SPACE:
             raise StoreFull(
-                f"{path}: no space left while {doing} ({reason}). What this save had written was removed, "
-                "earlier versions are whole: free some space and go on"
+                f"{path}: no space left while {doing} ({reason}). {full}Free some space and try again"
             ) from error
         if error.errno in _REFUSED:
             raise StoreUnwritable(

@@ -27,6 +27,10 @@ DEFAULT_CHUNK_BYTES = 4 << 20
 MAX_CHUNK_BYTES = 1 << 30
 
 FOLDERS = ("packs", "versions", "tags", "intents")
+# Empty in most stores, so that a copy may lack them; the next writer makes them again.
+MAY_LACK = ("tags", "intents")
+# What a header can say of itself and of its parent.
+MAX_VERSION = 2**63 - 1
 TEMPORARY = ".tmp"
 PACK_NAME = re.compile(r"[0-9a-f]{32}-[0-9]{6}")
 SAVE_NAME = re.compile(r"[0-9a-f]{32}")

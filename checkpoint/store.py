@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from blake3 import blake3
 from checkpoint.chunks import Chunks, Span
 from checkpoint.disk import Disk
 from checkpoint.errors import NoStore, NoVersion, StoreDamaged, WrongState, naming
-from checkpoint.layout import FOLDERS, Format, Layout, version_number
+from checkpoint.layout import FOLDERS, MAY_LACK, Format, Layout, version_number
 from checkpoint.strict import Malformed, encode
 from checkpoint.tensors import ITEM_BYTES, chunk_count, chunk_length
 from checkpoint.version import (
@@ -28,6 +29,8 @@ from checkpoint.version import (
 
 _FORMAT_MAX_BYTES = 4096
 _HEADER_GUESS = 4096
+# How the system refuses a link, a folder or pipe (see Disk.open), and a socket.
+_NO_FILE = {errno.ELOOP, errno.EISDIR, errno.ENXIO}
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +255,12 @@ class Store:
                 return self.disk.open(path)
             except FileNotFoundError as error:
                 raise NoVersion(self._no_version(version)) from error
+            except OSError as error:
+                if error.errno not in _NO_FILE:
+                    raise
+                raise StoreDamaged(
+                    f"{path}: it cannot be opened as a file ({error.strerror})", version=version
+                ) from error
 
     def _no_version(self, version: int) -> str:
         versions = self.versions()
@@ -310,7 +319,9 @@ def read_format(layout: Layout, disk: Disk) -> Format:
         raise StoreDamaged(f"{layout.format}: {error}") from error
     finally:
         disk.close(fd)
+    with naming("listing", layout.root):
+        lacking = set(MAY_LACK) - set(disk.names(layout.root))
     for name in FOLDERS:
-        if not disk.is_real_dir(layout.root / name):
+        if name not in lacking and not disk.is_real_dir(layout.root / name):
             raise StoreDamaged(f"{layout.root / name} is missing, or is a link and no folder")
     return found

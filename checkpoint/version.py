@@ -55,7 +55,7 @@ class VersionInfo:
         parent: the version that it was made from; None for the first of a run.
         step: the training step.
         time: unix seconds of the commit.
-        new_bytes: written to packs for it.
+        new_bytes: size of the packs written for it, their indices included.
         total_bytes: of its tensors, tied ones counted once.
         blocked_s: how long save() kept its caller.
         written_s: from the copy's end until all but the version file was durable.

@@ -16,12 +16,22 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from checkpoint.disk import Disk
-from checkpoint.errors import Fenced, NoStore, RankLost, UnknownFormat, naming
-from checkpoint.layout import FOLDERS, SAVE_NAME, TEMPORARY, Format, Layout, temporary
+from checkpoint.errors import Fenced, NoStore, RankLost, StoreDamaged, UnknownFormat, naming
+from checkpoint.layout import (
+    FOLDERS,
+    MAX_VERSION,
+    MAY_LACK,
+    SAVE_NAME,
+    TEMPORARY,
+    Format,
+    Layout,
+    temporary,
+)
 from checkpoint.lock import WriterLock
 from checkpoint.pack import PackWriter
 from checkpoint.peers import INTEGER, SOLO, Peers
@@ -30,6 +40,8 @@ from checkpoint.strict import encode
 from checkpoint.version import Manifest, VersionInfo, encode_version
 
 PACK_BYTES = 1 << 30
+
+_saving = partial(naming, full="What this save had written was removed, earlier versions are whole. ")
 
 
 class Writer:
@@ -51,6 +63,7 @@ class Writer:
         StoreLocked: a writer lives.
         NoStore: the folder holds other things.
         UnknownFormat: another release's store, or another chunk size.
+        StoreDamaged: it lacks what a store has, or its highest number is one that no version can follow.
         StoreUnwritable, StoreFull, StoreFailed: the disk refuses.
     """
 
@@ -87,8 +100,10 @@ class Writer:
                 f"{self.layout.root} has chunks of {store.format.chunk_bytes} bytes, asked for were {chunk_bytes}: "
                 "leave chunk_bytes out, or begin a new store"
             )
+        head = store.latest() or 0
+        _expect_followable(self.layout, head)
         _remove_leftovers(self.layout, self.disk)
-        return store.latest() or 0
+        return head
 
     def begin(self, parent: int | None) -> Save:
         """A save that may refer to what `parent` holds."""
@@ -149,13 +164,19 @@ class Save:
         """Bytes of finished packs."""
 
     def announce(self) -> None:
-        """Say that a save is under way; `add` and `commit` do it first. Raises Fenced if the writer was."""
+        """Say that a save is under way; `add` and `commit` do it first.
+
+        Raises:
+            Fenced: the writer was.
+            StoreDamaged: no version can follow the head.
+        """
         if self._writer.fenced:
             raise Fenced(_fenced(self._layout.version(self._writer.head + 1)))
         if self._announced:
             return
+        _expect_followable(self._layout, self._writer.head)
         intent = self._layout.intent(self.name)
-        with naming("announcing a save", intent):
+        with _saving("announcing a save", intent):
             self._write_file(intent, encode({"pid": os.getpid(), "parent": self._parent}), sync=False)
         self._announced = True
 
@@ -167,9 +188,9 @@ class Save:
         if self._pack is None:
             name = f"{self.name}-{len(self._packs):06d}"
             self._packs.append(name)
-            with naming("creating a pack", self._layout.pack(name)):
+            with _saving("creating a pack", self._layout.pack(name)):
                 self._pack = PackWriter(self._disk, self._layout.pack(name))
-        with naming("writing a pack", self._layout.pack(self._packs[-1])):
+        with _saving("writing a pack", self._layout.pack(self._packs[-1])):
             self._pack.add(digest, chunk)
         return self._packs[-1]
 
@@ -178,7 +199,7 @@ class Save:
         if self._pack is not None:
             self._finish_pack()
         if self._packs:
-            with naming("syncing", self._layout.packs):
+            with _saving("syncing", self._layout.packs):
                 self._disk.fsync_dir(self._layout.packs)
 
     def commit(self, info: VersionInfo, manifest: Manifest) -> VersionInfo:
@@ -194,7 +215,7 @@ class Save:
         info = replace(info, version=self._writer.head + 1, time=self._writer.clock())
         final = self._layout.version(info.version)
         waiting = temporary(self._layout.versions / self.name)
-        with naming("committing", final):
+        with _saving("committing", final):
             self._write_file(waiting, encode_version(info, manifest), sync=True)
             self._link(waiting, final)
             self._linked = True
@@ -221,7 +242,7 @@ class Save:
 
     def _finish_pack(self) -> None:
         assert self._pack is not None
-        with naming("writing a pack", self._layout.pack(self._packs[-1])):
+        with _saving("writing a pack", self._layout.pack(self._packs[-1])):
             self._pack.finish()
         self.new_bytes += self._pack.nbytes
         self._pack = None
@@ -260,6 +281,16 @@ class Save:
             self._take_back()
 
 
+def _expect_followable(layout: Layout, head: int) -> None:
+    """Raises StoreDamaged where the head's number is the last that there can be, which no series of saves reaches."""
+    if head >= MAX_VERSION:
+        raise StoreDamaged(
+            f"{layout.version(head)}: no version can follow this number: what is not a run's own file, move out "
+            "of the folder",
+            version=head,
+        )
+
+
 def _fenced(path: Path) -> str:
     return (
         f"{path} is there already: another writer committed it although this one holds the lock. This one has "
@@ -289,7 +320,11 @@ def _refuse_others(layout: Layout, disk: Disk) -> None:
 def _make_format(layout: Layout, disk: Disk, chunk_bytes: int | None) -> None:
     """Make a store of an empty folder, or of one in which a writer was stopped while it did."""
     with naming("creating the store", layout.root):
-        if layout.format.name in disk.names(layout.root):
+        names = disk.names(layout.root)
+        if layout.format.name in names:
+            for name in MAY_LACK:
+                if name not in names:
+                    disk.make_dir(layout.root / name)
             # Whoever gave it its name may have been stopped before that was durable.
             disk.fsync_dir(layout.root)
             return
@@ -317,5 +352,6 @@ def _remove_leftovers(layout: Layout, disk: Disk) -> None:
     ):
         with naming("removing leftovers", folder):
             for name in disk.names(folder):
-                if ours(name):
+                # A folder is nothing that a writer leaves: it stays, and is in nobody's way.
+                if ours(name) and not disk.is_real_dir(folder / name):
                     disk.unlink(folder / name)

@@ -21,7 +21,7 @@ from trainer.entry import DONE, FAILED, MISTAKE, guarded
 
 @dataclass(frozen=True)
 class List:
-    """Every version: step, age, loss, bytes."""
+    """Every version: step, age, loss, bytes. New bytes are the sizes of the packs written for it, indices included."""
 
     run: tyro.conf.Positional[Path]
     """The run's folder, or its versions/."""

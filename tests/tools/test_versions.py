@@ -53,6 +53,27 @@ def test_list_goes_on_after_a_damaged_header(run: Path, capsys: pytest.CaptureFi
     assert lines[3].split()[0] == "3"
 
 
+@pytest.mark.parametrize("kind", ["folder", "link"])
+def test_a_version_that_is_no_file_is_damage_of_that_version(
+    run: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    path = run / "versions" / "versions" / f"{2:020d}"
+    path.unlink()
+    if kind == "folder":
+        path.mkdir()
+    else:
+        path.symlink_to(path.with_name(f"{1:020d}"))
+    assert main(["list", str(run)]) == FAILED
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["1", "2", "3"]
+    assert f"damaged: {path}: it cannot be opened as a file" in lines[1]
+    assert main(["verify", str(run), "--all"]) == FAILED
+    whole, damaged, also_whole = capsys.readouterr().out.splitlines()
+    assert whole.startswith("version 1: whole")
+    assert damaged.startswith("version 2: DAMAGED: version 2 is damaged")
+    assert also_whole.startswith("version 3: whole")
+
+
 def test_show(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "3", str(run)]) == DONE
     out = capsys.readouterr().out
@@ -119,5 +140,7 @@ def test_every_error_has_an_exit_code() -> None:
         "StoreFailed",
         "StoreDamaged",
         "Fenced",
+        "RankFailed",
+        "RankLost",
     }
     assert all(kind.exit_code in (FAILED, MISTAKE) for kind in tree(CheckpointError))
