@@ -13,7 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import TypedDict
 
-SEQ_LEN, STEPS, WARM_UP = 256, 8, 3
+from stages.tokenise import TrainSpec
+
+VOCABULARY = TrainSpec(4096)
+"""Small, so that the gradient of the embedding, which comes last and can hide behind nothing, is a small part."""
+SEQ_LEN, STEPS, WARM_UP = 256, 9, 3
 
 CONFIG = """\
 [run]
@@ -24,9 +28,9 @@ device = "cpu"
 corpus = "{corpus}"
 seq_len = {seq_len}
 [model]
-layers = 4
-heads = 4
-width = 256
+layers = 6
+heads = 6
+width = 384
 [train]
 steps = {steps}
 global_batch = {global_batch}
@@ -71,7 +75,7 @@ class Job:
 
 
 def train(corpus: Path, hosts: Sequence[Host], *, global_batch: int, micro_batch: int, port: int) -> Job:
-    """A GPT of 11 M parameters on one rank a host, one thread each."""
+    """A GPT of 12 M parameters on one rank a host, one thread each."""
     with tempfile.TemporaryDirectory() as folder:
         run, file = Path(folder) / "run", Path(folder) / "run.toml"
         shape = {"global_batch": global_batch, "micro_batch": micro_batch, "seq_len": SEQ_LEN, "steps": STEPS}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tools.bench import text
-from tools.bench.jobs import Host, train
+from tools.bench.jobs import VOCABULARY, Host, train
 from tools.bench.sides import LIMIT, OURS, Round, Settings, Side, Sides
 
 RATE = "1gbit"
@@ -24,7 +24,7 @@ BATCH = 4
 
 @contextmanager
 def bench(settings: Settings) -> Iterator[Sides]:
-    corpus = text.corpus(settings)
+    corpus = text.corpus(settings, VOCABULARY)
     with two_hosts() as hosts:
         yield Sides("tokens/s", {OURS: _job(corpus, hosts, RATE), LIMIT: _job(corpus, hosts, None)})
 

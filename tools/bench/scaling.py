@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tools.bench import text
-from tools.bench.jobs import Host, train
+from tools.bench.jobs import VOCABULARY, Host, train
 from tools.bench.ports import free_port
 from tools.bench.sides import LIMIT, OURS, Round, Settings, Side, Sides
 
@@ -21,7 +21,7 @@ BATCH = 2
 
 @contextmanager
 def bench(settings: Settings) -> Iterator[Sides]:
-    corpus = text.corpus(settings)
+    corpus = text.corpus(settings, VOCABULARY)
     yield Sides(
         "tokens/s",
         {

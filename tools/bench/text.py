@@ -68,10 +68,10 @@ def tokenizer(cache: Path, path: Path, spec: TrainSpec) -> Path:
     return made
 
 
-def corpus(settings: Settings) -> Path:
-    """The documents packed with the bench's tokenizer, made once."""
+def corpus(settings: Settings, vocabulary: TrainSpec = VOCABULARY) -> Path:
+    """The documents packed with a tokenizer of the bench's own, made once."""
     lines = json_lines(settings.cache, BYTES)
-    given = settings.tokenizer or tokenizer(settings.cache, lines, VOCABULARY)
-    folder = settings.cache / "corpus"
+    given = settings.tokenizer or tokenizer(settings.cache, lines, vocabulary)
+    folder = settings.cache / f"corpus-{str(vocabulary).replace(':', '-')}"
     pack.run(pack.Arguments(inputs=(lines,), out=folder, tokenizer=given))
     return folder
