@@ -11,6 +11,9 @@ from trainer.config import RunConfig, every_key, keys
 from trainer.errors import ChangedConfig, ConfigError
 from trainer.loop import Progress
 
+LASTING = ("model.", "data.seq_len", "run.seed")
+"""Keys that a run keeps for good: the tensors of a version, or the samples consumed, would not fit another value."""
+
 
 @dataclass(frozen=True, slots=True)
 class Resume:
@@ -82,9 +85,10 @@ def refuse_inexact(found: Sequence[Change], allowed: Sequence[str]) -> None:
     """Raise ChangedConfig where a changed key would make the run other than the uninterrupted one, unless allowed."""
     refused = [change for change in found if change.exact and change.key not in allowed]
     if refused:
+        flags = [f"--allow-change {change.key}" for change in refused if not change.key.startswith(LASTING)]
         raise ChangedConfig(
             "the configuration changed since the version; the resumed run would not be the run that was interrupted:\n"
             + "\n".join(f"  {change}" for change in refused)
-            + "\nRestore the values, begin another run in another run.dir, or accept it with "
-            + " ".join(f"--allow-change {change.key}" for change in refused)
+            + "\nRestore the values, or begin another run in another run.dir"
+            + (f"; or accept it with {' '.join(flags)}" if flags else "")
         )

@@ -92,6 +92,35 @@ def test_killed_twice(place: Path, uninterrupted: dict[int, Outcome], size: int)
     assert ran(file, size) == uninterrupted[size]
 
 
+def kill_at_random_moments(file: Path, size: int, draw: random.Random, seconds: float) -> None:
+    """Twice: one rank dies, and the others are told to end, as torchrun would do."""
+    for _ in range(2):
+        processes = launch(file, size, *BUCKETS, *PARTS)
+        victim = processes[draw.randrange(size)]
+        victim.join(draw.uniform(0, seconds))  # the moment itself is what is tested, nothing waits for it
+        victim.kill()
+        victim.join()
+        for process in processes:
+            process.terminate()
+        assert all(end.code is not None for end in ended(processes, file)), "a rank hangs"
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_killed_at_random_moments(place: Path, uninterrupted: dict[int, Outcome], size: int) -> None:
+    file = write_config(place, run=f"moments-{size}")
+    kill_at_random_moments(file, size, random.Random(size), seconds=2.0)
+    assert ran(file, size) == uninterrupted[size]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_killed_at_many_random_moments(place: Path, uninterrupted: dict[int, Outcome], size: int) -> None:
+    for seed in range(10):
+        file = write_config(place, run=f"moments-{size}-{seed}")
+        kill_at_random_moments(file, size, random.Random(100 * size + seed), seconds=2.0)
+        assert ran(file, size) == uninterrupted[size], f"seed {seed}"
+
+
 def test_world_size_changes(place: Path) -> None:
     """3, then 2, then 1 ranks in mid-epoch: the same global batches by sample id, losses equal to rounding."""
     file = write_config(place, run="changing")
@@ -115,6 +144,9 @@ def test_accumulation_is_invisible(place: Path, plain: Plain, size: int, micro_b
     assert [e.code for e in ends] == [0] * size, ends[0].output
     got = outcome(file.with_suffix(""))
     assert len({line["tokens"] for line in got.lines}) > 1, "token counts are even"
+    # Gradients travel once a step, whatever the accumulation.
+    gradient_bytes = sum(p.numel() * 4 for p in plain.model.parameters()) if size > 1 else 0
+    assert {line["comms_bytes"] for line in got.lines} == {gradient_bytes}
     for line, loss, norm in zip(got.lines, plain.losses, plain.norms, strict=True):
         assert line["loss"] == pytest.approx(loss, rel=1e-5)
         assert line["grad_norm"] == pytest.approx(norm, rel=1e-4)

@@ -132,9 +132,17 @@ def test_a_change_that_breaks_exactness_is_refused_unless_told() -> None:
     with pytest.raises(ChangedConfig) as caught:
         refuse_inexact(found, allowed=["run.seed"])
     assert "optim.lr: 0.0003 in the version, 0.5 now" in str(caught.value)
-    assert "--allow-change optim.lr" in str(caught.value)
+    assert str(caught.value).endswith("or accept it with --allow-change optim.lr")
     assert "log.every_steps" not in str(caught.value)
     refuse_inexact(found, allowed=["run.seed", "optim.lr"])
+
+
+def test_what_cannot_work_is_not_recommended() -> None:
+    saved = config().resolved(None).plain()
+    now = config(model={"layers": 2}, data={"seq_len": 64}).resolved(saved)
+    with pytest.raises(ChangedConfig) as caught:
+        refuse_inexact(changes(saved, now), allowed=[])
+    assert str(caught.value).endswith("begin another run in another run.dir")
 
 
 def test_the_command_that_allowed_a_change_goes_on_after_it() -> None:
