@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 from rich.console import Console
 
@@ -15,3 +16,8 @@ class RunConsole(Console):
         self.quiet = True
         # What is still buffered is flushed at exit, and would complain then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def shown(path: Path) -> Path:
+    """A path as a reader here would write it: relative where it lies below the current folder."""
+    return path.relative_to(here) if path.is_relative_to(here := Path.cwd()) else path

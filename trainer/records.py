@@ -12,6 +12,7 @@ from rich.console import Console
 
 from checkpoint import VersionInfo
 from trainer.config import RunConfig, to_toml
+from trainer.console import shown
 from trainer.errors import TrainingFailed
 from trainer.evaluation import perplexity
 from trainer.folder import RunFolder, RunLog
@@ -101,7 +102,7 @@ class FolderRecords:
             changed=[*changed],
             warnings=[*origin.warnings],
         )
-        self._say(f"run {config.run.dir}: {begun}, to step {config.train.steps}")
+        self._say(f"run {shown(config.run.dir)}: {begun}, to step {config.train.steps}")
         for line in about:
             self._say(line)
         for change in changed:

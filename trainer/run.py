@@ -19,6 +19,7 @@ from stages.feed import Feed, FeedSpec, tensor_feed
 from trainer import models
 from trainer import resume as rules
 from trainer.config import RunConfig
+from trainer.console import shown
 from trainer.engine import DataParallel, Engine, Single
 from trainer.environment import differing, environment
 from trainer.errors import ConfigError
@@ -243,7 +244,7 @@ def _about(config: RunConfig, corpus: LocalCorpus, model: nn.Module, ranks: Alon
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
     total = sum(p.numel() for p in model.parameters())
     return [
-        f"corpus {config.data.corpus}: {corpus.meta.documents:,} documents, {corpus.meta.tokens:,} tokens",
+        f"corpus {shown(config.data.corpus)}: {corpus.meta.documents:,} documents, {corpus.meta.tokens:,} tokens",
         f"model: {total:,} parameters, {trained:,} trained",
         *([f"ranks: {ranks.size}, on {ranks.device.type}"] if ranks.size > 1 else []),
     ]
