@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from checkpoint import Store
 from tests.faults.test_ranks import BUCKETS, PARTS
 from tests.trainer_process import STEPS, ended, launch, outcome, write_config
@@ -27,7 +29,8 @@ def torchrun(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_signal_to_torchrun_saves_on_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_torchrun_saves_on_all_ranks(tmp_path: Path, number: signal.Signals) -> None:
     file = write_config(tmp_path)
     # Many steps: the run must still be going when the signal comes.
     job = torchrun("-m", "trainer", str(file), *BUCKETS, *PARTS, "--train.steps", "100000")
@@ -36,14 +39,14 @@ def test_a_signal_to_torchrun_saves_on_all_ranks(tmp_path: Path) -> None:
     for line in job.stdout:
         output.append(line)
         if line.startswith("step ") and len(output) > 3:
-            job.send_signal(signal.SIGTERM)
+            job.send_signal(number)
             break
     output += job.stdout.readlines()
     job.stdout.close()
     job.wait(60)
     text = "".join(output)
     last = Store(tmp_path / "run" / "versions").list()[-1]
-    assert f"stopped by SIGTERM: step {last.step}," in text
+    assert f"stopped by {number.name}: step {last.step}," in text, text
     assert f"version {last.version} at step {last.step}:" in text
     Store(tmp_path / "run" / "versions").verify(last.version)
 
