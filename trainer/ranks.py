@@ -5,10 +5,12 @@ A run of one process is `Alone`: the same calls, no collective behind them.
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
+from trainer.entry import report
 from trainer.errors import ConfigError
 
 
@@ -43,6 +46,10 @@ class Ranks(Protocol):
         """Each rank's CPU tensor, in rank order; all have one shape and type."""
         ...
 
+    def failed(self, error: Exception) -> None:
+        """What a rank does with an error that ends the run. No collective: the others may be gone."""
+        ...
+
     @property
     def versions(self) -> dist.ProcessGroup | None:
         """A group for the version store alone, whose thread talks while the others train; None for one process."""
@@ -66,6 +73,9 @@ class Alone:
 
     def gather(self, values: Tensor) -> list[Tensor]:
         return [values]
+
+    def failed(self, error: Exception) -> None:
+        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,17 @@ class Launched:
         dist.all_gather(everyones, values, group=self.words)
         return everyones
 
+    def failed(self, error: Exception) -> NoReturn:
+        """Tell the error and end the process here and now, its sockets with it, so that the other ranks notice.
+
+        Unwinding would wait for ranks that are gone (a save in flight), and where a reduction has failed, torch can
+        hang for ever while the objects of the failed backward are destroyed.
+        """
+        code = report(error)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
 
 @contextmanager
 def launched(environment: Mapping[str, str], device: str) -> Iterator[Alone | Launched]:
@@ -115,13 +136,13 @@ def launched(environment: Mapping[str, str], device: str) -> Iterator[Alone | La
     dist.init_process_group(
         backend, store=_store(environment, size), rank=int(environment["RANK"]), world_size=size
     )
+    words, versions = dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
+    ranks = Launched(where, dist.get_rank(), size, words, versions)
     try:
-        yield Launched(
-            where, dist.get_rank(), size, dist.new_group(backend="gloo"), dist.new_group(backend="gloo")
-        )
-    finally:
-        # Not a barrier: where one rank failed, the others must not wait for it.
-        dist.destroy_process_group()
+        yield ranks
+    except Exception as error:  # noqa: BLE001 - whatever it is, the other ranks must notice
+        ranks.failed(error)
+    dist.destroy_process_group()
 
 
 def _store(environment: Mapping[str, str], size: int) -> Store:

@@ -81,27 +81,27 @@ def run(config: RunConfig, resume: Resume, console: Console, ranks: Alone | Laun
             before=records.sync,
             acknowledged=records.version,
         )
-        engine = _engine(config, model, ranks)
-        step = TorchStep(
-            engine,
-            model,
-            optimizer.optimizer,
-            config.optim,
-            ranks=ranks,
-            seed=config.run.seed,
-            precision=config.train.precision,
-        )
-        items = stack.enter_context(closing(grouped(feed.items(), accumulation)))
 
         def until(progress: Progress) -> bool:
             return progress.step >= config.train.steps or ranks.any(stop.asked)
 
         try:
+            step = TorchStep(
+                _engine(config, model, ranks),
+                model,
+                optimizer.optimizer,
+                config.optim,
+                ranks=ranks,
+                seed=config.run.seed,
+                precision=config.train.precision,
+            )
+            items = stack.enter_context(closing(grouped(feed.items(), accumulation)))
             progress = train(
                 items, step, progress=origin.progress, until=until, saver=saver, observers=observers
             )
         except Exception as error:
             records.failed(error)
+            ranks.failed(error)
             raise
         records.ended(progress, _reason(config, progress, stop))
         return progress
