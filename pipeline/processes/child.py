@@ -68,7 +68,7 @@ def _load(preparation: dict[str, object], pickled: bytes) -> Callable[[object], 
 
 
 def _answer(channel: Channel, batch: Batch, function: Callable[[object], object]) -> None:
-    times = array.array("d")
+    times: list[float] = []
     failure, value, result = None, None, None
     computed, began = process_time(), perf_counter()
     with contextlib.closing(channel.values(batch)) as values:
@@ -78,13 +78,12 @@ def _answer(channel: Channel, batch: Batch, function: Callable[[object], object]
                 result = function(value)
                 ended = perf_counter()
                 channel.add(result)
-                times.append(began)
-                times.append(ended)
+                times += began, ended
         except BaseException as error:  # noqa: BLE001 - whatever a function raises is the parent's to see
-            times.extend((began, perf_counter()))
+            times += began, perf_counter()
             failure = Failure.of(error)
     del batch, value, result  # what shared memory they view is told to be free with this reply
-    channel.send(Reply(times.tobytes(), process_time() - computed, failure))
+    channel.send(Reply(array.array("d", times).tobytes(), process_time() - computed, failure))
 
 
 def _end_with(parent_fd: int) -> None:
