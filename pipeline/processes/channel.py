@@ -63,7 +63,7 @@ class Channel:
         """`end`: of a SOCK_SEQPACKET pair; `wait` is called where it does not block and is not ready."""
         self._socket = end
         self._wait = wait
-        self._lender = Lender(keep_bytes=lend_bytes)
+        self._lender = Lender(keep_bytes=lend_bytes // 4)
         self._borrower = Borrower(lend_bytes)
         self._records: list[_Record] = []
         self._buffer = bytearray(_MESSAGE_BYTES)

@@ -54,9 +54,8 @@ def main(setup: BinaryIO, channel_fd: int, parent_fd: int) -> NoReturn:
 
 def _load(preparation: dict[str, object], pickled: bytes) -> Callable[[object], object]:
     marks = vars(current_process())
-    marks["_inheriting"] = (
-        True  # as multiprocessing does: whoever starts a process now is told why it is wrong
-    )
+    # As multiprocessing does: a script that starts processes whenever it is imported is told so.
+    marks["_inheriting"] = True
     try:
         prepare(preparation)
         function: object = pickle.loads(pickled)

@@ -204,9 +204,8 @@ class Borrower:
         ended = self._ended
         self._loans[number] = weakref.ref(whole, lambda _: ended.append(number))
         self._lent_bytes += size
-        return PickleBuffer(
-            whole
-        ).raw()  # of format "B", where a view of the array itself has one that few can read
+        # Of format "B": what the array itself gives a view of has a format that few can read.
+        return PickleBuffer(whole).raw()
 
     def release(self, number: int) -> None:
         """The segment has been read."""

@@ -251,6 +251,12 @@ class TestArrays:
         assert shared_bytes() == before
         assert shared_bytes(worker.pid) == 0
 
+    def test_an_argument_is_free_as_soon_as_its_call_is_over(self, start: Start) -> None:
+        worker = start(len)
+        for _ in range(5):
+            call(worker, np.zeros(MIB, np.uint8))
+        assert shared_bytes(worker.pid) == MIB
+
     def test_results_outlive_their_worker(self, start: Start) -> None:
         worker = start(functions.ones)
         [array] = cast("list[np.ndarray]", call(worker, MIB))
@@ -370,7 +376,9 @@ class TestStarting:
             (pickle.dumps(functions.unpickles_nowhere()), "ValueError: not to be unpickled"),
         ],
     )
-    def test_a_function_that_cannot_be_loaded(self, function: bytes, message: str) -> None:
+    def test_a_function_that_cannot_be_loaded(
+        self, function: bytes, message: str, capfd: pytest.CaptureFixture[str]
+    ) -> None:
         worker = Worker("stage-7", function)
         try:
             worker.send([1])
@@ -378,6 +386,7 @@ class TestStarting:
                 worker.receive()
         finally:
             end(worker)
+        assert capfd.readouterr() == ("", "")
         assert message in str(caught.value)
         assert caught.value.exit_code == 2
         assert caught.value.__cause__ is not None
@@ -498,6 +507,20 @@ class TestEnds:
         assert (caught.value.name, caught.value.pid, caught.value.exit_code) == ("stage-0", worker.pid, 1)
         assert issubclass(WorkerDied, PipelineError)
         worker.send(["d"])
+        with pytest.raises(WorkerDied):
+            worker.receive()
+
+    def test_what_was_sent_before_a_death_is_read_after_it(self, start: Start) -> None:
+        worker = start(functions.ends)
+        worker.send(["a", "b"])
+        worker.send(["SIGKILL"])
+        worker.send(["never read"])
+        watch = os.pidfd_open(worker.pid)
+        try:
+            assert ended(watch)
+        finally:
+            os.close(watch)
+        assert len(worker.receive()) == 2
         with pytest.raises(WorkerDied):
             worker.receive()
 
