@@ -37,6 +37,10 @@ _MOST_NUMBERS = 1024
 _MOST_DESCRIPTORS = 250
 """The kernel passes 253 in a message."""
 _INT_BYTES = array.array("i").itemsize
+_RIGHTS_BYTES = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT_BYTES)
+# As plain integers: an operation on the enumeration costs as much as receiving a message.
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
+_TRUNCATED = int(socket.MSG_CTRUNC)
 _ATOMS = frozenset({int, float, complex, bool, str, type(None)})
 """They cannot fail to pickle or unpickle and cannot change: neighbours share one pickle."""
 
@@ -198,11 +202,10 @@ class Channel:
             self._borrower.release(number)
 
     def _receive_message(self) -> tuple[list[int], list[int], tuple[int, ...], bytes | tuple[int, int]]:
-        space = socket.CMSG_SPACE(_MOST_DESCRIPTORS * _INT_BYTES)
         while True:
             try:
                 size, ancillary, flags, _ = self._socket.recvmsg_into(
-                    (self._buffer,), space, socket.MSG_CMSG_CLOEXEC
+                    (self._buffer,), _RIGHTS_BYTES, _CLOSE_ON_EXEC
                 )
                 break
             except BlockingIOError:
@@ -216,7 +219,7 @@ class Channel:
             descriptors.frombytes(data[: len(data) - len(data) % _INT_BYTES])
         message: tuple[list[int], list[int], tuple[int, ...], bytes | tuple[int, int]]
         message = pickle.loads(memoryview(self._buffer)[:size])
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             for fd in descriptors:
                 os.close(fd)
             raise SharedMemoryFailed(
