@@ -2,7 +2,10 @@
 
 ```
 PipelineError        the engine cannot go on: read after close(), or a fault of the engine itself
-└── StageFailed      a source or a map raised: which stage, at which item, from where; chained to it
+├── StageFailed      a stage raised: which stage, at which item, from where; chained to what it raised
+├── StateMismatch    start() was given a state that is not one of this plan's
+├── TimeLimit        a call ran over its stage's time limit; the cause of a StageFailed
+└── TooManyDropped   a stage dropped more items than it may; the cause of a StageFailed
 
 AbandonedThread      (a RuntimeWarning) close() gave up waiting for a function that did not return
 ```
@@ -63,8 +66,22 @@ class StageFailed(PipelineError):
         return failure
 
 
+class StateMismatch(PipelineError):
+    """The state that a plan was to start at has another shape than its items' `resume`."""
+
+    exit_code = 2
+
+
+class TimeLimit(PipelineError):
+    """A call did not return within its stage's time limit."""
+
+
+class TooManyDropped(PipelineError):
+    """More items failed than the stage's policy lets it drop."""
+
+
 class AbandonedThread(RuntimeWarning):
-    """`close()` left a thread behind that was still inside a stage's function.
+    """A thread was left behind that was still inside a stage's function.
 
     A thread cannot be killed. It is a daemon, so it does not keep the interpreter alive, and what it returns
     is dropped.

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 State: TypeAlias = "dict[str, JSON]"
 
 
-@dataclass(frozen=True, slots=True)
-class Item(Generic[T_co]):
+class Item(NamedTuple, Generic[T_co]):
     """A value on its way, with where to continue AFTER it.
 
     Resume travels with the item so that a consumer saves the state of the last item that it *used*;

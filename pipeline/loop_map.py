@@ -4,57 +4,119 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
+from time import perf_counter
 
-from .errors import StageFailed
-from .item import Item
+from .errors import StageFailed, TimeLimit
+from .intake import Intake, Tally
 from .plan import Mapping
+from .statistics import Meter
 from .stopping import task_is_stopped
-from .window import End, LoopWindow, Slot, Window
+from .waiting import LoopBell
+from .window import Slot
+
+_NO_IO_S = 50e-6
+"""Calls that take less wait for nothing: a task may take several of them, one after the other."""
 
 
 class LoopMap:
     """Runs a `Mapping` whose place is the loop."""
 
-    def __init__(self, spec: Mapping, source: LoopWindow, out: Window) -> None:
+    def __init__(
+        self, spec: Mapping, intake: Intake, room: LoopBell, filled: LoopBell, meters: list[Meter]
+    ) -> None:
         self._spec = spec
-        self._in = source
-        self._out = out
+        self._intake = intake
+        self._room = room
+        self._filled = filled
+        self._meters = meters
         self._turn = asyncio.Lock()
-        self._admitted = 0
-        self._ended = False
 
     def coroutines(self) -> list[Coroutine[object, object, None]]:
         """What the engine's task group runs."""
-        return [self._work() for _ in range(self._spec.width)]
+        return [self._work(meter) for meter in self._meters]
 
-    async def _work(self) -> None:
+    async def _work(self, meter: Meter) -> None:
+        tally = Tally()
+        while slots := await self._admit(meter):
+            await self._perform(slots, tally, meter)
+
+    async def _admit(self, meter: Meter) -> list[Slot]:
+        """The next calls, in order; none when the stage is over."""
+        intake = self._intake
+        async with self._turn:
+            while not intake.over:
+                if not intake.may_reserve():
+                    intake.source.taker_pauses()
+                    began = perf_counter()
+                    await self._room.wait(intake.may_reserve)
+                    meter.blocked(perf_counter() - began)
+                if not intake.may_take():
+                    intake.source.taker_pauses()
+                    began = perf_counter()
+                    await self._filled.wait(intake.may_take)
+                    meter.starved(perf_counter() - began)
+                if slots := intake.admit(intake.most(_NO_IO_S)):
+                    return slots
+        return []
+
+    async def _perform(self, slots: list[Slot], tally: Tally, meter: Meter) -> None:
+        intake = self._intake
+        calls, index = len(slots), slots[0].index
+        # Small calls are timed together: looking at the clock would take longer than some of them.
+        each = calls == 1 or meter.one_by_one
+        first = began = perf_counter()
+        slots.reverse()
+        while slots:  # emptied, since what has been handed on must not be kept alive from here
+            slot = slots.pop()
+            try:
+                value = await self._call(slot.value, meter)
+            except BaseException as error:
+                if task_is_stopped():
+                    if isinstance(error, asyncio.CancelledError):
+                        raise
+                    # While cleaning up: nobody takes from the window any more.
+                    raise StageFailed.of(
+                        error, stage=self._spec.name, index=slot.index, value=slot.value
+                    ) from error
+                if not intake.failed(slot, error):
+                    return
+                meter.dropped()
+            else:
+                intake.done(slot, value, tally)
+                del value
+            if each:
+                ended = perf_counter()
+                meter.call(slot.index, began, ended)
+                began = ended
+            del slot
+        ended = perf_counter()
+        if not each:
+            meter.calls(index, calls, first, ended)
+        intake.took(calls, ended - first, tally, meter)
+
+    async def _call(self, value: object, meter: Meter) -> object:
+        attempts = 1
         while True:
-            async with self._turn:  # so that slots and inputs are paired in order
-                if self._ended:
-                    return
-                slot = await self._out.reserve()
-                entry = await self._in.take()
-                if isinstance(entry, End):
-                    self._ended = True
-                    self._out.fill(slot, entry)
-                    return
-                index = self._admitted
-                self._admitted += 1
-            await self._call(slot, entry, index)
-            del slot, entry  # what has been handed on must not be kept alive from here
-
-    async def _call(self, slot: Slot, item: Item[object], index: int) -> None:
-        try:
-            value = self._spec.function(item.value)
-            if isinstance(value, Awaitable):
-                value = await value
-        except BaseException as error:
-            failure = StageFailed.of(error, stage=self._spec.name, index=index, value=item.value)
-            if task_is_stopped():
-                if isinstance(error, asyncio.CancelledError):
+            try:
+                return await self._attempt(value)
+            except Exception as error:
+                retry = self._spec.retry
+                if retry is None or not retry.again(error, attempts) or task_is_stopped():
                     raise
-                raise failure from error  # while cleaning up: nobody takes from the window any more
-            self._ended = True
-            self._out.fill(slot, End(failure))
-        else:
-            self._out.fill(slot, Item(value, item.resume))
+                meter.retried()
+            await asyncio.sleep(retry.delay_s(attempts))
+            attempts += 1
+
+    async def _attempt(self, value: object) -> object:
+        limit_s = self._spec.time_limit_s
+        if limit_s is None:
+            result = self._spec.function(value)
+            return await result if isinstance(result, Awaitable) else result
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                result = self._spec.function(value)
+                return await result if isinstance(result, Awaitable) else result
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeLimit(f"the call did not return within {limit_s} s, and was cancelled") from error

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 from .item import JSON
 
@@ -81,6 +81,9 @@ class Meter:
         "starved_s",
     )
 
+    one_by_one: ClassVar[bool] = False
+    """Whether calls that are made in a row must be timed each on its own."""
+
     def __init__(self) -> None:
         self.items = 0
         self.nbytes = 0
@@ -99,6 +102,16 @@ class Meter:
         ns = int(took * 1e9) + 8  # so that there are always four bits, and no branch
         shift = ns.bit_length() - 4
         self._counts[(shift << 3) + (ns >> shift) - 8] += 1
+
+    def calls(self, index: int, count: int, began: float, ended: float) -> None:
+        """`count` calls in a row from item `index` on, so small that they are timed together."""
+        self.busy_s += ended - began
+        ns = int((ended - began) / count * 1e9) + 8
+        shift = ns.bit_length() - 4
+        self._counts[(shift << 3) + (ns >> shift) - 8] += count
+
+    def emitted(self, index: int) -> None:
+        """The stage gave the number `index` to an item of its own making."""
 
     def out(self, count: int, nbytes: int) -> None:
         """So many items of `nbytes` together left the stage."""

@@ -1,76 +1,164 @@
-"""A map in threads: one task admits inputs in order, `width` threads call and fill the window themselves."""
+"""A map in threads: `width` workers that take turns at the input, call, and fill the window themselves."""
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from queue import SimpleQueue
-from threading import Thread
+import threading
+from collections.abc import Callable, Coroutine
+from time import perf_counter, thread_time
 from types import CoroutineType
-from typing import TypeAlias
 
-from .errors import StageFailed
-from .item import Item
+from .deadline import Call, watch
+from .errors import TimeLimit
+from .intake import Intake, Tally
 from .plan import Mapping
-from .window import End, LoopWindow, Slot, Window
-
-_Call: TypeAlias = tuple[int, Slot, Item[object]]
+from .statistics import Meter
+from .turns import Turns
+from .waiting import Stopped, ThreadBell
+from .window import Slot
 
 
 class ThreadMap:
     """Runs a `Mapping` whose place is threads.
 
-    The threads are daemons of our own, not an executor's: an executor costs a hundred µs a call, and its
-    threads keep the interpreter from exiting.
+    The threads are daemons of our own, not an executor's: an executor costs a hundred µs a call, and its threads keep
+    the interpreter from exiting.
     """
 
-    def __init__(self, spec: Mapping, source: LoopWindow, out: Window) -> None:
+    def __init__(
+        self, spec: Mapping, intake: Intake, room: ThreadBell, filled: ThreadBell, meters: list[Meter]
+    ) -> None:
         self._spec = spec
-        self._in = source
-        self._out = out
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
-        self._stopped = False
-        self.threads = tuple(
-            Thread(target=self._work, name=f"{spec.name}-{number}", daemon=True)
-            for number in range(spec.width)
-        )
+        self._intake = intake
+        self._turns = Turns(intake, room, filled)
+        self._stopping = False
+        self._backing_off = threading.Event()
+        self._workers = [
+            _Worker(self._work, f"{spec.name}-{number}", meter) for number, meter in enumerate(meters)
+        ]
+
+    @property
+    def threads(self) -> list[threading.Thread]:
         """Named after the stage; started and joined by the engine."""
+        return [worker.thread for worker in self._workers]
 
     def coroutines(self) -> list[Coroutine[object, object, None]]:
         """What the engine's task group runs."""
-        return [self._admit()]
+        limit_s = self._spec.time_limit_s
+        return [] if limit_s is None else [watch(self._calls, limit_s, self._expire)]
 
     def stop(self) -> None:
         """Let each thread end after the call that it is in. From any thread."""
-        self._stopped = True
-        for _ in self.threads:
-            self._calls.put(None)
+        self._stopping = True
+        self._backing_off.set()
+        self._turns.stop()
 
-    async def _admit(self) -> None:
-        index = 0
-        while True:
-            slot = await self._out.reserve()
-            entry = await self._in.take()
-            if isinstance(entry, End):
-                self._out.fill(slot, entry)
-                return
-            self._calls.put((index, slot, entry))
-            del slot, entry  # what has been handed on must not be kept alive from here
-            index += 1
-
-    def _work(self) -> None:
-        while (call := self._calls.get()) is not None:
-            if not self._stopped:
-                self._call(*call)
-            del call  # or an idle thread would keep its last value alive
-
-    def _call(self, index: int, slot: Slot, item: Item[object]) -> None:
+    def _work(self, worker: _Worker) -> None:
         try:
-            value = self._spec.function(item.value)
-            if isinstance(value, CoroutineType):
-                value.close()
-                raise TypeError("the function gave a coroutine, which a thread cannot await: give on='loop'")
-        except BaseException as error:  # noqa: BLE001 - whatever a function raises is the consumer's to see
-            failure = StageFailed.of(error, stage=self._spec.name, index=index, value=item.value)
-            self._out.fill(slot, End(failure))
-        else:
-            self._out.fill(slot, Item(value, item.resume))
+            while worker.slots or self._admit(worker):
+                self._perform(worker)
+        except Stopped:
+            pass
+
+    def _admit(self, worker: _Worker) -> bool:
+        worker.slots += self._turns.admit(worker.meter)
+        worker.slots.reverse()
+        return bool(worker.slots)
+
+    def _perform(self, worker: _Worker) -> None:
+        """The worker's calls, from the last slot to the first."""
+        intake, slots, meter, function = self._intake, worker.slots, worker.meter, self._spec.function
+        guarded, plain = self._spec.time_limit_s is not None, self._spec.retry is None
+        calls, computed = len(slots), thread_time()
+        # Small calls are timed together: looking at the clock would take longer than some of them.
+        each = calls == 1 or guarded or meter.one_by_one
+        first = began = perf_counter()
+        index = slots[-1].index
+        while slots:  # emptied, since what has been handed on must not be kept alive from here
+            slot = slots.pop()
+            if guarded:
+                worker.call = Call(slot, began)
+            try:
+                value = function(slot.value) if plain else self._call(slot.value, meter)
+                if isinstance(value, CoroutineType):
+                    value.close()
+                    raise TypeError(
+                        "the function gave a coroutine, which a thread cannot await: give on='loop'"
+                    )
+            except Stopped:
+                raise
+            except BaseException as error:  # noqa: BLE001 - whatever a function raises is the consumer's to see
+                if guarded:
+                    self._claim(worker)
+                if not intake.failed(slot, error):
+                    slots.clear()
+                    return
+                meter.dropped()
+            else:
+                if guarded:
+                    self._claim(worker)
+                intake.done(slot, value, worker.tally)
+                del value
+            if each:
+                ended = perf_counter()
+                meter.call(slot.index, began, ended)
+                began = ended
+            del slot
+            if self._stopping:
+                raise Stopped
+        ended = perf_counter()
+        if not each:
+            meter.calls(index, calls, first, ended)
+        meter.computed(thread_time() - computed)
+        intake.took(calls, ended - first, worker.tally, meter)
+
+    def _call(self, value: object, meter: Meter) -> object:
+        """The function's result, with retries."""
+        attempts = 1
+        while True:
+            try:
+                return self._spec.function(value)
+            except Exception as error:
+                retry = self._spec.retry
+                if retry is None or not retry.again(error, attempts):
+                    raise
+                meter.retried()
+            if self._backing_off.wait(retry.delay_s(attempts)):
+                raise Stopped
+            attempts += 1
+
+    def _calls(self) -> list[Call]:
+        return [call for worker in self._workers if (call := worker.call) is not None]
+
+    def _claim(self, worker: _Worker) -> None:
+        """Take the right to settle the worker's call. Raises Stopped: its time is over, and so is the worker."""
+        if worker.call is None or not worker.call.claim():
+            raise Stopped
+        worker.call = None
+
+    def _expire(self, call: Call) -> None:
+        """Settle a call in the place of the worker that did not return from it, and let another take over."""
+        worker = next(worker for worker in self._workers if worker.call is call)
+        error = TimeLimit(
+            f"the call did not return within {self._spec.time_limit_s} s; "
+            f"its thread '{worker.thread.name}' is abandoned"
+        )
+        self._workers.remove(worker)
+        if self._intake.failed(call.slot, error):
+            worker.meter.dropped()
+            successor = _Worker(self._work, worker.thread.name, worker.meter)
+            successor.slots = worker.slots
+            self._workers.append(successor)
+            successor.thread.start()
+
+
+class _Worker:
+    """One thread, and what it has taken to do."""
+
+    def __init__(self, run: Callable[[_Worker], None], name: str, meter: Meter) -> None:
+        self.thread = threading.Thread(target=run, args=(self,), name=name, daemon=True)
+        self.meter = meter
+        self.tally = Tally()
+        self.slots: list[Slot] = []
+        """Calls to do, the last one first."""
+        self.call: Call | None = None
+        """The one it is in, where the stage has a time limit."""

@@ -1,193 +1,144 @@
 """The hand-off between two stages: an ordered window of slots.
 
-A stage *reserves* a slot in its output window before it takes the input that will fill it, and *fills* it
-when the result is there, in any order and from any thread. The next stage *takes* the oldest slot once it is
-filled. So order costs nothing, and a window of `ahead` slots bounds running calls and waiting results alike.
+A stage *reserves* a slot in its output window as it takes the input that will fill it, and *publishes* it when the
+result is there, in any order and from any thread. The next stage *takes* the oldest slot once it is published. So
+order costs nothing, and a window of `ahead` slots bounds running calls and waiting results alike.
 
-There is no per-item wake-up: a side that waits is woken once and then finds all that has come together in the
-meantime. That is what keeps a hop cheap, with µs between items on the loop and tens of µs between threads.
+There is no wake-up per item: a side that waits is woken once and then finds all that has come together in the
+meantime, and whoever waits for room is woken only when half of the window is free, or when the other side has
+nothing left to do.
 
-Each window has one reserving task and one taker. The flags that tell one side that the other waits are read
-without a lock: a side first publishes (fills or removes a slot) and then reads the other's flag, while a side
-that goes to wait first raises its flag and then looks again; so one of the two always sees the other.
+Each window has one reserving side and one taking side; where a side has several workers, they take turns.
 """
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TypeAlias
+from enum import Enum
+from typing import Protocol
 
 from .errors import PipelineError
-from .item import Item
+from .item import State
+from .waiting import Bell
 
 
-@dataclass(frozen=True, slots=True)
-class End:
-    """The last entry of every window: the items are over, or a stage failed here."""
+class Kind(Enum):
+    """What a slot holds."""
 
-    error: PipelineError | None = None
+    PENDING = 0
+    """Nothing yet that the next stage may see; while a map works on it, the map's input."""
+    VALUE = 1
+    DROPPED = 2
+    """The record of an item that failed and is to be dropped."""
+    END = 3
+    """The last slot of every window: None, or the error of the stage that failed here."""
 
 
-Entry: TypeAlias = Item[object] | End
-
-_SIGNALS_EVERY_S = 0.5
+# Looking a member up on its class costs more than the comparison.
+PENDING, VALUE, DROPPED, END = Kind.PENDING, Kind.VALUE, Kind.DROPPED, Kind.END
 
 
 class Slot:
-    """A place in a window's order; empty until it is filled."""
+    """A place in a window's order."""
 
-    __slots__ = ("entry",)
+    __slots__ = ("index", "kind", "nbytes", "resume", "value")
 
-    def __init__(self) -> None:
-        self.entry: Entry | None = None
+    def __init__(self, index: int, value: object, resume: State | None, nbytes: int = 0) -> None:
+        self.kind = PENDING
+        self.index = index
+        self.value = value
+        self.resume = resume
+        self.nbytes = nbytes
+
+    def end(self, error: PipelineError | None = None) -> None:
+        """Make this the last slot of its window."""
+        self.value = error
+        self.resume = None
+        self.nbytes = 0
+        self.kind = END
+
+
+class Gate(Protocol):
+    """What slots go through, in order, as they are taken."""
+
+    def passing(self, slot: Slot) -> Slot | None:
+        """The slot to go on with, None where there is none."""
+        ...
+
+
+class Open:
+    """The gate that lets everything through."""
+
+    def passing(self, slot: Slot) -> Slot | None:
+        return slot
 
 
 class Window:
-    """Slots in order, at most `ahead`; the two kinds of taker are the subclasses."""
+    """Slots in order, at most `ahead`."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ahead: int) -> None:
-        self._loop = loop
-        self._ahead = ahead
+    def __init__(self, ahead: int, room: Bell, filled: Bell, gate: Gate) -> None:
+        self.ahead = ahead
+        self.room_bell = room
+        """Rung for the side that reserves."""
+        self.filled_bell = filled
+        """Rung for the side that takes."""
         self._slots: deque[Slot] = deque()
-        self._room: asyncio.Future[None] | None = None
-        self._room_wanted = False
-        self._taker_waits = False
+        self._low = ahead // 2
+        self._gate = None if isinstance(gate, Open) else gate
 
-    async def reserve(self) -> Slot:
-        """The next slot in order, once there is room for it. On the loop, by one task at a time."""
-        if len(self._slots) >= self._ahead:
-            await self._wait_for_room()
-        slot = Slot()
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def has_room(self) -> bool:
+        """Whether a slot may be reserved. For the reserving side, for which a yes stays a yes."""
+        return len(self._slots) < self.ahead
+
+    def room(self) -> int:
+        """How many slots may be reserved. For the reserving side it only grows."""
+        return self.ahead - len(self._slots)
+
+    def reserve(self, slot: Slot) -> None:
+        """Make `slot`, PENDING, the next one in order; there must be room."""
         self._slots.append(slot)
-        return slot
 
-    def fill(self, slot: Slot, entry: Entry) -> None:
-        """Fill a reserved slot, once. From any thread."""
-        slot.entry = entry
-        if self._taker_waits and self._ready():
-            self._wake_taker()
+    def push(self, slot: Slot, kind: Kind) -> None:
+        """Reserve and publish at once; there must be room. For stages whose outputs come in order."""
+        slot.kind = kind
+        self._slots.append(slot)
+        if self.filled_bell.waiting:
+            self.filled_bell.ring()
 
-    async def _wait_for_room(self) -> None:
-        while len(self._slots) >= self._ahead:
-            self._room = room = self._loop.create_future()
-            self._room_wanted = True
-            try:
-                if len(self._slots) >= self._ahead:
-                    await room
-            finally:
-                self._room_wanted = False
-                self._room = None
+    def published(self) -> None:
+        """Say that a slot's kind is no longer PENDING. From any thread."""
+        if self.filled_bell.waiting and self.is_ready():
+            self.filled_bell.ring()
 
-    def _wake_for_room(self) -> None:
-        if self._room is not None and not self._room.done():
-            self._room.set_result(None)
-
-    def _ready(self) -> bool:
+    def is_ready(self) -> bool:
+        """Whether the oldest slot is published. For the taking side a yes stays a yes."""
         try:
-            return self._slots[0].entry is not None
+            return self._slots[0].kind is not PENDING
         except IndexError:  # no slots; asking for their number first would race with the taker
             return False
 
-    def _wake_taker(self) -> None:
-        raise NotImplementedError
+    def take_values(self, most: int) -> list[Slot]:
+        """The oldest slots as long as they are published values, at most `most`; none where something else is first."""
+        slots = self._slots
+        taken: list[Slot] = []
+        if self._gate is None:
+            while len(taken) < most and slots and slots[0].kind is VALUE:
+                taken.append(slots.popleft())
+            if self.room_bell.waiting and len(slots) <= self._low:
+                self.room_bell.ring()
+        return taken
 
-    def _post(self, callback: Callable[[], None]) -> None:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:
-            if not self._loop.is_closed():
-                raise
-            # A closed loop has nobody left who waits.
+    def take(self) -> Slot | None:
+        """The oldest slot, which must be ready; None where the gate kept it."""
+        slot = self._slots.popleft()
+        if self.room_bell.waiting and len(self._slots) <= self._low:
+            self.room_bell.ring()
+        return slot if self._gate is None else self._gate.passing(slot)
 
-
-class LoopWindow(Window):
-    """A window whose taker is a task on the loop."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, ahead: int) -> None:
-        super().__init__(loop, ahead)
-        self._head: asyncio.Future[None] | None = None
-        self._loop_thread = 0
-
-    async def take(self) -> Entry:
-        """The oldest entry, once it is filled."""
-        while not self._ready():
-            await self._wait_for_head()
-        entry = self._slots.popleft().entry
-        assert entry is not None
-        self._wake_for_room()
-        return entry
-
-    async def _wait_for_head(self) -> None:
-        self._loop_thread = threading.get_ident()
-        self._head = head = self._loop.create_future()
-        self._taker_waits = True
-        try:
-            if not self._ready():
-                await head
-        finally:
-            self._taker_waits = False
-            self._head = None
-
-    def _wake_taker(self) -> None:
-        if threading.get_ident() == self._loop_thread:
-            self._wake_for_head()
-        else:
-            self._taker_waits = False  # or each thread would post until the loop has run
-            self._post(self._wake_for_head)
-
-    def _wake_for_head(self) -> None:
-        if self._head is not None and not self._head.done():
-            self._head.set_result(None)
-
-
-class Outlet(Window):
-    """The last window: its taker is the consumer, in a thread of its own.
-
-    The reserving side is woken only when slots have come free in number, but never so late that fewer than
-    `busy` slots are left: that many calls can be running.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, ahead: int, busy: int) -> None:
-        super().__init__(loop, ahead)
-        self._low = max(ahead // 2, min(busy, ahead - 1))
-        self._changed = threading.Condition()
-        self._aborted: PipelineError | None = None
-
-    def take(self) -> Entry:
-        """The oldest entry, once it is filled or the outlet is aborted. In the consumer's thread."""
-        if self._aborted is not None or not self._ready():
-            self._wait()
-        entry = self._slots.popleft().entry
-        assert entry is not None
-        if self._room_wanted and len(self._slots) <= self._low:
-            self._room_wanted = False
-            self._post(self._wake_for_room)
-        return entry
-
-    def abort(self, error: PipelineError) -> None:
-        """Let every `take` raise `error` from now on. From any thread."""
-        with self._changed:
-            self._aborted = error
-            self._changed.notify_all()
-
-    def _wait(self) -> None:
-        with self._changed:
-            while True:
-                self._taker_waits = True
-                if self._aborted is not None or self._ready():
-                    break
-                # A signal that arrives just before the wait does not end it: without a time limit, Ctrl-C would
-                # do nothing until the next item, which may never come.
-                self._changed.wait(_SIGNALS_EVERY_S)
-            self._taker_waits = False
-        if self._aborted is not None:
-            raise self._aborted
-
-    def _wake_taker(self) -> None:
-        with self._changed:
-            self._taker_waits = False  # or each further fill would come here until the consumer has run
-            self._changed.notify()
+    def taker_pauses(self) -> None:
+        """Say that the taking side is about to wait: whoever waits for room need not wait for half a window."""
+        if self.room_bell.waiting and self.has_room():
+            self.room_bell.ring()

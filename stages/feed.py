@@ -277,7 +277,7 @@ class Feed(Generic[B]):
         if not self._spec.prefetch:
             yield from map(assemble, self._blocks.iterate(self.position))
             return
-        plan = Plan(self._blocks).map(assemble, width=self._spec.threads, on="thread", name="assemble")
+        plan = Plan(self._blocks).map(assemble, width=self._spec.threads, on="thread", name="assemble", ahead=16)
         with start(plan, at={"position": self.position}) as running:
             try:
                 for item in running:

@@ -75,10 +75,16 @@ def test_light_modules_start_without_heavy_ones(module: str) -> None:
     assert done.stdout.strip() == ""
 
 
-def test_nothing_unpickles() -> None:
+BETWEEN_OWN_PROCESSES = ("pipeline/processes/", "pipeline/process_map.py", "pipeline/plan.py")
+"""Here values and functions are pickled on their way to worker processes that this one started, and back."""
+
+
+def test_nothing_unpickles_what_was_stored() -> None:
     wrong = []
     for package in PACKAGES:
         for path in sources(package):
+            if path.relative_to(ROOT).as_posix().startswith(BETWEEN_OWN_PROCESSES):
+                continue
             tree = ast.parse(path.read_text("utf-8"))
             wrong += [
                 f"{path}:{line} imports {m}"

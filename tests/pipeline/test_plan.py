@@ -29,7 +29,7 @@ def test_map_leaves_the_plan_as_it_was() -> None:
     [(double, "loop"), (partial(double), "loop"), (Halve(), "loop"), (triple, "thread"), (abs, "thread")],
 )
 def test_place_follows_from_the_function(function: object, place: str) -> None:
-    assert Plan(Count(3)).map(function).mappings[0].place == place
+    assert Plan(Count(3)).map(function).stages[0].place == place
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,9 @@ def test_names_are_unique() -> None:
         ({"width": 0}, "triple: width must be >= 1, got 0"),
         ({"ahead": 0}, "triple: ahead must be >= 1, got 0"),
         ({"width": 4, "ahead": 3}, "triple: ahead must be >= width"),
-        ({"on": "process"}, "triple: on must be 'loop' or 'thread', got 'process'"),
+        ({"on": "gpu"}, "triple: on must be 'loop', 'thread' or 'process', got 'gpu'"),
+        ({"time_limit_s": 0}, "triple: time_limit_s must be > 0, got 0"),
+        ({"on": "loop", "time_limit_s": 1}, "triple: nothing can interrupt a def on the loop"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, object], message: str) -> None:

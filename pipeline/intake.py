@@ -1,0 +1,131 @@
+"""A map's border: what it takes in, how much at a time, and how each call is settled in its output window."""
+
+from __future__ import annotations
+
+from .budget import Budget, Claim, size_of
+from .errors import StageFailed
+from .plan import Mapping
+from .policy import Dropped
+from .statistics import Meter
+from .window import DROPPED, END, PENDING, VALUE, Slot, Window
+
+HOP_S = 1e-3
+"""Work that a worker takes at once: a hop between threads costs tens of µs, which is little beside it."""
+_LEARN = 0.25
+
+
+class Intake:
+    """Shared by a map's workers, who take turns to admit and settle on their own."""
+
+    def __init__(self, spec: Mapping, source: Window, out: Window, budget: Budget, claim: Claim) -> None:
+        self.name = spec.name
+        self.source = source
+        self.out = out
+        self.over = False
+        """The input is over or a call failed: nothing more is admitted."""
+        self._drops = spec.on_error is not None
+        # Of a call in a process, only the whole message can be timed.
+        alone = spec.place == "process" and spec.time_limit_s is not None
+        self._share = 1 if alone else max(1, spec.ahead // (2 * spec.width))
+        self._budget = budget
+        self._claim = claim
+        self._call_s: float | None = None
+        self._output_bytes = 0
+
+    def may_reserve(self) -> bool:
+        """Whether there is room for one output, in items and in bytes."""
+        return self.out.has_room() and self._claim.allows(self._output_bytes)
+
+    def may_take(self) -> bool:
+        """Whether there is an input."""
+        return self.source.is_ready()
+
+    def most(self, below_s: float = HOP_S) -> int:
+        """How many calls a worker should take at once, by what calls have taken lately: one from `below_s` on."""
+        if self._call_s is None or self._call_s >= below_s:
+            return 1
+        return max(1, min(self._share, int(HOP_S / self._call_s)))
+
+    def calls_take_less(self, than_s: float) -> bool:
+        """Whether calls have lately taken less than that."""
+        return self._call_s is not None and self._call_s < than_s
+
+    def admit(self, most: int) -> list[Slot]:
+        """Take inputs and reserve their outputs: slots that hold the inputs, none where all that came was dropped.
+
+        After `may_reserve` and `may_take`, by whoever has the turn.
+        """
+        source, out, output_bytes = self.source, self.out, self._output_bytes
+        if most > 1:
+            most = min(most, out.room(), max(1, self._claim.room_for(output_bytes)))
+        slots = source.take_values(most) or self._take_one()
+        for slot in slots:
+            slot.kind = PENDING
+            slot.nbytes += output_bytes
+            out.reserve(slot)
+        if output_bytes:
+            self._budget.add(output_bytes * len(slots))
+        return slots
+
+    def _take_one(self) -> list[Slot]:
+        """What is next behind a gate, or the end, which is passed on."""
+        slot = self.source.take()
+        if slot is None:
+            return []
+        if slot.kind is END:
+            self.over = True
+            self.out.push(slot, END)
+            return []
+        return [slot]
+
+    def done(self, slot: Slot, value: object, tally: Tally) -> None:
+        """Publish a call's result."""
+        nbytes = size_of(value)
+        tally.items += 1
+        tally.nbytes += nbytes
+        tally.change += nbytes - slot.nbytes
+        slot.value = value
+        slot.nbytes = nbytes
+        slot.kind = VALUE
+        if self.out.filled_bell.waiting:
+            self.out.published()
+        more = nbytes - self._output_bytes
+        self._output_bytes += more if -64 < more < 64 else more // 4
+
+    def failed(self, slot: Slot, error: BaseException, *, may_drop: bool = True) -> bool:
+        """Publish what a call raised; gives whether the stage goes on."""
+        failure = StageFailed.of(error, stage=self.name, index=slot.index, value=slot.value)
+        goes_on = self._drops and may_drop and isinstance(error, Exception)
+        if goes_on:
+            slot.value = Dropped(failure, slot.value)
+            slot.kind = DROPPED
+        else:
+            self.over = True
+            slot.end(failure)
+        self.out.published()
+        return goes_on
+
+    def took(self, calls: int, seconds: float, tally: Tally, meter: Meter) -> None:
+        """Account for `calls` calls in a row that took `seconds` together."""
+        if tally.items:
+            meter.out(tally.items, tally.nbytes)
+            self._budget.add(tally.change)
+            tally.items = tally.nbytes = tally.change = 0
+        each = max(seconds / calls, 1e-9)
+        if self._call_s is None:
+            self._call_s = each
+        else:
+            # One call that lost its turn to other threads is no reason to take fewer at once from then on.
+            self._call_s += _LEARN * (min(each, 2 * self._call_s) - self._call_s)
+
+
+class Tally:
+    """What one worker has made since it last said so: counters shared by all would cost a lock per item."""
+
+    __slots__ = ("change", "items", "nbytes")
+
+    def __init__(self) -> None:
+        self.items = 0
+        self.nbytes = 0
+        self.change = 0
+        """Bytes to add to the budget."""
