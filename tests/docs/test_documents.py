@@ -73,6 +73,9 @@ def test_the_readme_is_followed_word_for_word(tmp_path: Path) -> None:
     write_text(tmp_path / "text")
     (config,) = blocks("README.md", "toml")
     (tmp_path / "run.toml").write_text(config)
+    for script in blocks("README.md", "python"):
+        name = script.splitlines()[0].removeprefix("# ")
+        (tmp_path / name).write_text(script)
     quick = [c for c in commands("README.md") if not c.line.startswith("make ") and not is_slow(c)]
     assert len(quick) >= 8
     for command in quick:
