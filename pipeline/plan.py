@@ -18,7 +18,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 Place: TypeAlias = Literal["loop", "thread", "process"]
 
-AHEAD = 32
+AHEAD = 64
 """Items that a stage holds at most by default: half of them share a hop between threads (tens of µs)."""
 
 
@@ -187,7 +187,7 @@ class Plan(Generic[T_co]):
         buffers (arrays) cross through shared memory, and each of the `width` processes is started once.
 
         `name`: by default the function's. `ahead`: how many items the stage holds at most, running calls and results
-        that wait for the next stage together; by default 32, or twice the width where that is more. Where calls take
+        that wait for the next stage together; by default 64, or twice the width where that is more. Where calls take
         microseconds, a worker takes several at once: give a larger `ahead` to very small items.
 
         `time_limit_s`: of one call. A call that runs over it fails: on the loop it is cancelled, a process is killed, a

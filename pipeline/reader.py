@@ -19,6 +19,8 @@ from .window import END, VALUE, Slot, Window
 
 _ACCOUNT_BYTES = 64 << 10
 _ACCOUNT_ITEMS = 32
+_TOGETHER_S = 50e-6
+"""Items that come faster are accounted for, and timed, together."""
 
 
 @runtime_checkable
@@ -54,7 +56,7 @@ class Reader:
         self._new_items = 0
         self._new_bytes = 0
         self._began = 0.0
-        self._one_by_one = meter.one_by_one
+        self._together_s = 0.0 if meter.one_by_one else _TOGETHER_S
         self._failures = 0
 
     def coroutines(self) -> list[Coroutine[object, object, None]]:
@@ -100,30 +102,34 @@ class Reader:
         if not self._may_read():
             await self._wait()
         self._began = perf_counter()
+        out, stateful = self._out, self._stateful
         items = self._spec.source.read(self._at)
         try:
             async for item in items:
                 if not isinstance(item, Item):
                     raise TypeError(f"a source must yield Items, got {type(item).__name__}")
-                self._pass(*item)
-                del item  # what has been handed on must not be kept alive from here
-                # Room comes first, so that nothing is read that there is no room for.
-                if not self._may_read():
+                value, self._at = item
+                nbytes = size_of(value)
+                out.push(
+                    Slot(self._index, value, from_source(self._at) if stateful else self._at, nbytes), VALUE
+                )
+                self._index += 1
+                self._new_items += 1
+                self._new_bytes += nbytes
+                del item, value  # what has been handed on must not be kept alive from here
+                if (
+                    self._new_bytes >= _ACCOUNT_BYTES
+                    or self._new_items >= _ACCOUNT_ITEMS
+                    or perf_counter() - self._began > self._together_s
+                ):
+                    self._account()
+                # Room comes first, so that nothing is read that there is no room for. Over the budget by what is
+                # not yet accounted for is little beside any budget.
+                if not out.has_room() or (self._new_items == 0 and not self._may_read()):
                     await self._wait()
         finally:
             if isinstance(items, _Closable):
                 await items.aclose()
-
-    def _pass(self, value: object, resume: State) -> None:
-        self._at = resume
-        nbytes = size_of(value)
-        self._new_items += 1
-        self._new_bytes += nbytes
-        slot = Slot(self._index, value, from_source(resume) if self._stateful else resume, nbytes)
-        self._out.push(slot, VALUE)
-        self._index += 1
-        if self._one_by_one or self._new_bytes >= _ACCOUNT_BYTES or self._new_items >= _ACCOUNT_ITEMS:
-            self._account()
 
     def _account(self) -> None:
         """Tell what has been read: an item at a time would cost a lock each, and two looks at the clock."""
@@ -141,10 +147,7 @@ class Reader:
         self._failures = 0
 
     def _may_read(self) -> bool:
-        if not self._out.has_room():
-            return False
-        # Whatever is not yet accounted for is little beside any budget.
-        return self._new_items > 0 or self._claim.allows(self._item_bytes)
+        return self._out.has_room() and self._claim.allows(self._item_bytes)
 
     async def _wait(self) -> None:
         if self._new_items:

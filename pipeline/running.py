@@ -17,7 +17,7 @@ from .plan import Plan
 from .protocols import Sink
 from .statistics import Stats
 from .trace import Trace
-from .window import END, VALUE
+from .window import END, Slot
 
 T = TypeVar("T")
 
@@ -93,8 +93,6 @@ class Running(Iterator[Item[T]], Generic[T]):
 
     def __next__(self) -> Item[T]:
         while True:
-            if self._engine.aborted is not None:
-                raise self._engine.aborted
             if self._over is not None:
                 raise self._over
             if not self._ready():
@@ -102,18 +100,15 @@ class Running(Iterator[Item[T]], Generic[T]):
             slot = self._take()
             if slot is None:
                 continue
-            if slot.kind is not VALUE:
-                assert slot.kind is END
-                assert slot.value is None or isinstance(slot.value, PipelineError)
-                self._over = StopIteration() if slot.value is None else slot.value
-                self._engine.stop()
+            if slot.kind is END:
+                self._end(slot)
                 continue
             self._taken_bytes += slot.nbytes
             if self._taken_bytes >= _GIVE_BACK_BYTES:
                 self._give_back()
             self._consumer.items += 1
-            assert slot.resume is not None
-            return Item(cast("T", slot.value), slot.resume)  # the plan's signatures hold the stages together
+            # The plan's signatures hold the stages together, and only the last slot has no resume.
+            return Item(cast("T", slot.value), cast("State", slot.resume))
 
     def drain(self, sink: Sink[T]) -> State | None:
         """Put every value into `sink`; gives the `resume` of the last one, None where there was none."""
@@ -136,9 +131,16 @@ class Running(Iterator[Item[T]], Generic[T]):
         if not self._unclosed.alive:
             return
         self._unclosed.detach()
-        self._engine.abort(PipelineError("read after close(): start again at the last item's resume"))
+        closed = PipelineError("read after close(): start again at the last item's resume")
+        self._over = self._over or closed
+        self._engine.abort(closed)
         self._engine.stop()
         self._engine.join(GRACE_S)
+
+    def _end(self, last: Slot) -> None:
+        assert last.value is None or isinstance(last.value, PipelineError)
+        self._over = StopIteration() if last.value is None else last.value
+        self._engine.stop()
 
     def _wait(self) -> None:
         self._give_back()
