@@ -259,7 +259,7 @@ class Feed(Generic[B]):
         """The batches, each with the feed's state after it."""
         transfer = self._transfer()
         try:
-            for batch, after in Lookahead(self._sent(transfer), transfer.ahead):
+            for batch, after in Lookahead(self._sent(transfer), transfer):
                 self.position = after
                 yield Item(batch, self.state_dict())
         finally:
@@ -277,7 +277,9 @@ class Feed(Generic[B]):
         if not self._spec.prefetch:
             yield from map(assemble, self._blocks.iterate(self.position))
             return
-        plan = Plan(self._blocks).map(assemble, width=self._spec.threads, on="thread", name="assemble", ahead=16)
+        plan = Plan(self._blocks).map(
+            assemble, width=self._spec.threads, on="thread", name="assemble", ahead=16
+        )
         with start(plan, at={"position": self.position}) as running:
             try:
                 for item in running:

@@ -50,6 +50,10 @@ class Transfer(Protocol[B_co]):
         """Start bringing a batch over, blocks in order; `last` says that it is the last batch of its slot."""
         ...
 
+    def arrived(self) -> None:
+        """The oldest batch sent is handed over now: what the consumer does from here on comes after its copy."""
+        ...
+
     def close(self) -> None:
         """Release whoever waits in `take`."""
         ...
@@ -73,6 +77,9 @@ class ToNumpy:
     def send(self, arrays: Arrays, slot: Slot, last: bool) -> Arrays:
         return arrays
 
+    def arrived(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 
@@ -92,6 +99,9 @@ class ToHost:
 
     def send(self, arrays: Arrays, slot: Slot, last: bool) -> dict[str, torch.Tensor]:
         return {name: self._from_numpy(array) for name, array in arrays.items()}
+
+    def arrived(self) -> None:
+        pass
 
     def close(self) -> None:
         pass
@@ -118,8 +128,8 @@ class PinnedSlot:
 class ToCuda:
     """Batches on a CUDA device: collated into a ring of pinned slots, copied on a side stream.
 
-    A slot is filled again only after the event that follows its last copy; a batch is handed over to the current
-    stream through the event of its own copy, so that no kernel reads what has not arrived.
+    A slot is filled again only after the event that follows its last copy. The current stream waits for a batch's copy
+    when the batch is handed over, not when it is sent: kernels of the batch before it run beside the copy.
     """
 
     ahead = 1
@@ -131,6 +141,7 @@ class ToCuda:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch ships it unannotated
         self._slots = [PinnedSlot() for _ in range(slots)]
+        self._flying: deque[tuple[torch.cuda.Event, list[torch.Tensor]]] = deque()
         self._released = 0
         self._changed = threading.Condition()
         self._closed = False
@@ -159,16 +170,22 @@ class ToCuda:
             }
             event = torch.cuda.Event()
             event.record(self._stream)
-        current = torch.cuda.current_stream(self._device)
-        current.wait_event(event)
-        for tensor in batch.values():
-            tensor.record_stream(current)
+        self._flying.append((event, list(batch.values())))
         if last:
             slot.copied = event
             with self._changed:
                 self._released += 1
                 self._changed.notify_all()
         return batch
+
+    def arrived(self) -> None:
+        event, tensors = self._flying.popleft()
+        current = self._torch.cuda.current_stream(self._device)
+        current.wait_event(event)
+        for tensor in tensors:
+            tensor.record_stream(
+                current
+            )  # else its memory could be given to a later copy while a kernel reads it
 
     def close(self) -> None:
         with self._changed:
@@ -177,15 +194,18 @@ class ToCuda:
 
 
 class Lookahead(Generic[B]):
-    """Iterates over `sent` keeping `ahead` elements in flight before the one that is handed over."""
+    """Iterates over `sent` keeping `transfer.ahead` elements in flight before the one that is handed over."""
 
-    def __init__(self, sent: Iterable[B], ahead: int) -> None:
-        self._sent, self._ahead = iter(sent), ahead
+    def __init__(self, sent: Iterable[B], transfer: Transfer[object]) -> None:
+        self._sent, self._transfer = iter(sent), transfer
 
     def __iter__(self) -> Iterator[B]:
         flying: deque[B] = deque()
         for element in self._sent:
             flying.append(element)
-            if len(flying) > self._ahead:
+            if len(flying) > self._transfer.ahead:
+                self._transfer.arrived()
                 yield flying.popleft()
-        yield from flying
+        while flying:
+            self._transfer.arrived()
+            yield flying.popleft()
