@@ -95,9 +95,12 @@ class Meter:
         self.dropped_items = 0
         self._counts = [0] * _BUCKETS
 
-    def call(self, index: int, began: float, ended: float) -> None:
-        """One call of the stage's function on item `index`, in `perf_counter` seconds; `ended` >= `began`."""
-        took = ended - began
+    def call(self, index: int, began: float, ended: float, waited_s: float = 0.0) -> None:
+        """One call of the stage's function on item `index`, in `perf_counter` seconds; `ended` >= `began`.
+
+        `waited_s`: of these seconds, spent in waits that have been counted already.
+        """
+        took = ended - began - waited_s
         self.busy_s += took
         ns = int(took * 1e9) + 8  # so that there are always four bits, and no branch
         shift = ns.bit_length() - 4
