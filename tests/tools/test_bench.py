@@ -12,7 +12,7 @@ import pytest
 from stages.tokenise import TrainSpec
 from tools.bench import pack, text
 from tools.bench.__main__ import main
-from tools.bench.rounds import run_rounds
+from tools.bench.rounds import run_rounds, to_json
 from tools.bench.sides import Round, Settings, Side, Sides
 
 
@@ -45,7 +45,7 @@ def test_sides_take_turns_and_ratios_are_of_one_round() -> None:
         *("limit", "peer", "headrace"),
         *("peer", "headrace", "limit"),
     ]
-    assert result.to_json() == {
+    assert to_json([result]) == {
         "bench": "x",
         "unit": "tokens/s",
         "figures": {

@@ -14,11 +14,11 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from tools.bench.rounds import Result, run_rounds
-from tools.bench.sides import Bench, Round, Settings
+from tools.bench.rounds import Result, run_rounds, to_json
+from tools.bench.sides import Bench, Round, Settings, Sides
 from trainer.entry import DONE, guarded
 
-Name: TypeAlias = Literal["pack", "feed", "scaling", "overlap"]
+Name: TypeAlias = Literal["pack", "feed", "scaling", "overlap", "engine"]
 """Each is a module of this package."""
 
 
@@ -45,27 +45,44 @@ def main(argv: Sequence[str] | None = None) -> int:
     workers = arguments.workers or len(os.sched_getaffinity(0))
     progress = Console(stderr=True)
 
-    def tell(side: str, done: Round) -> None:
-        progress.print(f"{side:<16}{done.rate:>16,.0f}", highlight=False)
+    console = Console()
+    results: list[Result] = []
+    with bench(Settings(arguments.cache, workers, arguments.tokenizer)) as given:
+        for sides in (given,) if isinstance(given, Sides) else given:
 
-    with bench(Settings(arguments.cache, workers, arguments.tokenizer)) as sides:
-        result = run_rounds(arguments.name, sides, arguments.rounds, tell)
-    Console().print(_table(result, arguments.rounds))
-    for figure, value in result.figures.items():
-        print(f"  {figure}  {value:,.3f}".rstrip("0").rstrip("."))
+            def tell(side: str, done: Round, workload: str = sides.workload) -> None:
+                progress.print(f"{workload:<20}{side:<16}{done.rate:>16,.0f}".lstrip(), highlight=False)
+
+            results.append(run_rounds(arguments.name, sides, arguments.rounds, tell))
+            console.print(_table(results[-1], arguments.rounds), _figures(results[-1]))
     if arguments.json:
-        print(json.dumps(result.to_json()))
+        print(json.dumps(to_json(results)))
     return DONE
 
 
 def _table(result: Result, rounds: int) -> Table:
-    table = Table(title=f"{result.name}: {result.unit}, {rounds} rounds")
+    table = Table(title=f"{result.name} {result.workload}".rstrip() + f": {result.unit}, {rounds} rounds")
     for column in ("side", "median", "low", "high", "headrace/side"):
         table.add_column(column, justify="left" if column == "side" else "right")
     for side, rate in result.rates.items():
         ratio = result.ratios.get(f"headrace/{side}")
         against = "" if ratio is None else f"{ratio.median:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
         table.add_row(side, *(f"{value:,.0f}" for value in (rate.median, rate.low, rate.high)), against)
+    return table
+
+
+def _figures(result: Result) -> Table:
+    """A row for each side that has figures."""
+    table = Table("side", box=None, show_header=True, padding=(0, 2))
+    names = list(dict.fromkeys(figure.partition(".")[2] for figure in result.figures))
+    for name in names:
+        table.add_column(name, justify="right")
+    for side in result.rates:
+        cells = [result.figures.get(f"{side}.{name}") for name in names]
+        if any(cell is not None for cell in cells):
+            table.add_row(
+                side, *("" if cell is None else f"{cell:,.3f}".rstrip("0").rstrip(".") for cell in cells)
+            )
     return table
 
 

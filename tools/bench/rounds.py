@@ -25,6 +25,8 @@ class Result:
     """What a bench has shown."""
 
     name: str
+    workload: str
+    """One of several of that bench; "" where it has but one."""
     unit: str
     rates: Mapping[str, Spread]
     ratios: Mapping[str, Spread]
@@ -32,14 +34,17 @@ class Result:
     figures: Mapping[str, float]
     """`SIDE.FIGURE`: medians."""
 
-    def to_json(self) -> dict[str, object]:
-        rates = {side: rate.median for side, rate in self.rates.items()}
-        return {
-            "bench": self.name,
-            "unit": self.unit,
-            "figures": rates | dict(self.figures),
-            "ratios": {name: ratio.median for name, ratio in self.ratios.items()},
-        }
+
+def to_json(results: Sequence[Result]) -> dict[str, object]:
+    """One bench's results: medians by name. A workload's begin `WORKLOAD/`; those without are the first's."""
+    figures: dict[str, float] = {}
+    ratios = {name: ratio.median for name, ratio in results[0].ratios.items()}
+    for result in results:
+        prefix = f"{result.workload}/" if result.workload else ""
+        rates = {side: rate.median for side, rate in result.rates.items()}
+        figures |= {prefix + name: value for name, value in (rates | dict(result.figures)).items()}
+        ratios |= {prefix + name: ratio.median for name, ratio in result.ratios.items()}
+    return {"bench": results[0].name, "unit": results[0].unit, "figures": figures, "ratios": ratios}
 
 
 def run_rounds(name: str, sides: Sides, rounds: int, tell: Callable[[str, Round], None]) -> Result:
@@ -55,8 +60,12 @@ def run_rounds(name: str, sides: Sides, rounds: int, tell: Callable[[str, Round]
             seen[side].append(done)
             tell(side, done)
     ours = seen[OURS]
+    derived = [
+        sides.derive({side: done[number].rate for side, done in seen.items()}) for number in range(rounds)
+    ]
     return Result(
         name=name,
+        workload=sides.workload,
         unit=sides.unit,
         rates={side: Spread.of([each.rate for each in done]) for side, done in seen.items()},
         ratios={
@@ -68,5 +77,6 @@ def run_rounds(name: str, sides: Sides, rounds: int, tell: Callable[[str, Round]
             f"{side}.{figure}": median(each.figures[figure] for each in done)
             for side, done in seen.items()
             for figure in done[0].figures
-        },
+        }
+        | {figure: median(each[figure] for each in derived) for figure in derived[0]},
     )

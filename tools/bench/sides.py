@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,8 @@ class Round:
 
 
 Side: TypeAlias = Callable[[], Round]
+Derive: TypeAlias = Callable[[Mapping[str, float]], Mapping[str, float]]
+"""From the sides' rates in one round to figures by `SIDE.FIGURE`: their medians are reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,15 @@ class Sides:
     unit: str
     """Of every rate, such as "tokens/s"."""
     sides: Mapping[str, Side]
+    workload: str = ""
+    """Which work it is, where a bench has several."""
+    derive: Derive = lambda rates: {}
+    """Figures that take several sides to tell."""
 
     def __post_init__(self) -> None:
         if OURS not in self.sides or len(self.sides) < 2:
             raise ValueError(f"a bench has the side {OURS!r} and another, got {', '.join(self.sides)}")
 
 
-Bench: TypeAlias = Callable[[Settings], AbstractContextManager[Sides]]
+Bench: TypeAlias = Callable[[Settings], "AbstractContextManager[Sides | Iterator[Sides]]"]
+"""Gives its Sides, or one after the other those of several workloads: each is done with when the next is asked for."""
