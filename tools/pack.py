@@ -12,7 +12,7 @@ from typing import Annotated
 import tyro
 from rich.filesize import decimal
 
-from stages.corpus.meta import CorpusMeta, Options
+from stages.corpus.meta import CorpusMeta, Options, StoreName
 from stages.corpus.output import claimed
 from stages.corpus.pack import OnBad, PackSpec, differences, pack, train_on
 from stages.errors import OutputTaken, TokenizerError
@@ -40,6 +40,8 @@ class Arguments:
     """bpe:SIZE: train a byte-level BPE of SIZE tokens on the inputs instead."""
     field: str = "text"
     """The field of a JSON line that holds the document."""
+    store: StoreName = "arrow"
+    """arrow: files that pyarrow, polars and duckdb open as they are. lmdb: a database of documents by number."""
     glob: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Which files of a folder to read, by name, or with a slash by the path below it; may be repeated. By
     default the usual suffixes of prose, source code and JSON lines."""
@@ -136,7 +138,7 @@ def _spec(arguments: Arguments) -> PackSpec:
         "max_record_bytes": arguments.max_record_bytes,
     }
     read = ReadSpec(field=arguments.field, record_bytes=arguments.max_record_bytes)
-    return PackSpec(read=read, on_bad=arguments.on_bad, options=options)
+    return PackSpec(read=read, on_bad=arguments.on_bad, options=options, store=arguments.store)
 
 
 def _expect_same(

@@ -7,22 +7,26 @@ Documents, not fixed rows: packing for any sequence length is an index over `bou
 again when that length changes.
 """
 
-from stages.corpus.arrow import ArrowCorpus, open_corpus
-from stages.corpus.arrow_writer import ArrowWriter, Written
+from stages.corpus.arrow import ArrowCorpus
+from stages.corpus.arrow_writer import ArrowWriter
 from stages.corpus.meta import CorpusMeta, SpecialToken, TokenizerMeta
+from stages.corpus.opening import open_corpus
 from stages.corpus.output import Output, claimed
 from stages.corpus.reader import CorpusReader, LocalCorpus, Tokens
 from stages.corpus.spans import Spans
+from stages.corpus.writer import CorpusWriter, Store, Written
 
 __all__ = [
     "ArrowCorpus",
     "ArrowWriter",
     "CorpusMeta",
     "CorpusReader",
+    "CorpusWriter",
     "LocalCorpus",
     "Output",
     "Spans",
     "SpecialToken",
+    "Store",
     "TokenizerMeta",
     "Tokens",
     "Written",

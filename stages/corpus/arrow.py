@@ -14,27 +14,23 @@ are one fancy index over all the overlapping windows of the shard.
 from __future__ import annotations
 
 import asyncio
-import os
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeAlias
+from typing import Self
 
 import numpy as np
-import pyarrow as pa
-from blake3 import blake3
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from stages.corpus.arrow_layout import BOUND, LENGTH, TOKENS, tokens_type
+from stages.corpus.arrow_shard import map_shard
 from stages.corpus.digest import ContentDigest
-from stages.corpus.meta import CorpusMeta, Dtype, FileMeta, ShardMeta, read_meta
+from stages.corpus.files import check_size, open_index, verify_digest, verify_files, verify_index
+from stages.corpus.meta import CorpusMeta
 from stages.corpus.reader import Tokens
 from stages.corpus.spans import Spans
 from stages.errors import CorpusClosed, CorpusDamaged, SpanError
-from stages.storage import file_sha256
 
 WINDOW_TOKENS = 1 << 15
 """Up to this length runs are taken by one fancy index; longer ones cost more in copying twice than in
@@ -43,19 +39,6 @@ WINDOW_BYTES = 256 << 10
 """What one fancy index takes at once: its intermediate copy stays in the cache."""
 FEW_RUNS = 24
 """Up to this many runs, a loop over them costs less than the dozen array operations that would replace it."""
-
-
-def open_corpus(path: Path | str) -> ArrowCorpus:
-    """Open a finished corpus, whatever its size in a few ms. The caller closes it, or uses it as a context
-    manager.
-
-    Sizes are compared with corpus.json; checksums are compared by `verify()`. Raises CorpusNotFound,
-    CorpusUnsupported, CorpusDamaged.
-    """
-    return ArrowCorpus(Path(path))
-
-
-_Column: TypeAlias = "pa.Array[pa.Scalar[pa.DataType]]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +54,11 @@ class _Batches:
 class ArrowCorpus:
     """See LocalCorpus."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._meta = read_meta(folder)
+    def __init__(self, folder: Path, meta: CorpusMeta) -> None:
+        self._folder, self._meta = folder, meta
         for file in self._meta.files():
-            _check_size(folder, file)
-        bounds = _index(folder, self._meta.bounds, BOUND, pa.int64(), self._meta.documents + 1)
-        lengths = _index(folder, self._meta.lengths, LENGTH, pa.uint32(), self._meta.documents)
-        self._bounds: NDArray[np.int64] = bounds.to_numpy(zero_copy_only=True)
-        self._lengths: NDArray[np.uint32] = lengths.to_numpy(zero_copy_only=True)
+            check_size(folder, file)
+        self._bounds, self._lengths = open_index(folder, self._meta)
         self._shards, self._batches = self._open_shards()
         self._firsts: list[int] = self._batches.first.tolist()
         self._closed = False
@@ -140,10 +119,7 @@ class ArrowCorpus:
 
     def verify(self) -> None:
         shards = self._open()
-        tokenizer = self._meta.tokenizer
-        for file in self._meta.files():
-            self._verify_file(file.name, "blake3", file.blake3, _blake3)
-        self._verify_file(tokenizer.name, "sha256", tokenizer.sha256, file_sha256)
+        verify_files(self._folder, self._meta)
         self._verify_content(shards)
 
     def close(self) -> None:
@@ -166,7 +142,7 @@ class ArrowCorpus:
         first = [0]
         documents = 0
         for number, shard in enumerate(self._meta.shards):
-            tokens, batches = _map_shard(self._folder, shard, self._meta.dtype)
+            tokens, batches = map_shard(self._folder, shard, self._meta.dtype)
             shards.append(tokens)
             for rows, offset, count in batches:
                 shift.append(offset - first[-1])
@@ -207,39 +183,14 @@ class ArrowCorpus:
                 out[place : place + end - address] = shards[int(shard[batch])][address + shift : end + shift]
                 place, address, batch = place + end - address, end, batch + 1
 
-    def _verify_file(self, name: str, kind: str, expected: str, digest: Callable[[Path], str]) -> None:
-        path = self._folder / name
-        try:
-            found = digest(path)
-        except OSError as error:
-            raise CorpusDamaged(
-                f"{path}: cannot be read ({error.strerror}); restore the file or pack again"
-            ) from error
-        if found != expected:
-            raise CorpusDamaged(
-                f"{path}: its bytes have changed: {kind} is {found}, corpus.json says {expected}; "
-                "restore the file or pack again"
-            )
-
     def _verify_content(self, shards: tuple[Tokens, ...]) -> None:
         digest = ContentDigest(self._meta.dtype)
-        if not np.array_equal(np.diff(self._bounds), self._lengths) or self._bounds[0] != 0:
-            raise CorpusDamaged(
-                f"{self._folder}: {self._meta.bounds.name} and {self._meta.lengths.name} disagree"
-            )
+        verify_index(self._folder, self._meta, self._bounds, self._lengths)
         for batch, shift in enumerate(self._batches.shift.tolist()):
             tokens = shards[int(self._batches.shard[batch])]
             digest.tokens(tokens[self._firsts[batch] + shift : self._firsts[batch + 1] + shift])
         digest.lengths(self._lengths)
-        if (found := digest.hexdigest()) != self._meta.digest:
-            raise CorpusDamaged(
-                f"{self._folder}: the content digest is {found}, "
-                f"corpus.json says {self._meta.digest}; pack again"
-            )
-
-
-def _blake3(path: Path) -> str:
-    return blake3(max_threads=blake3.AUTO).update_mmap(path).hexdigest()
+        verify_digest(self._folder, self._meta, digest.hexdigest())
 
 
 def _gather_windows(
@@ -268,76 +219,3 @@ def _gather_windows(
     for row in range(0, runs, at_once):
         rows[row : row + at_once] = windows[position[row : row + at_once]]
     return True
-
-
-def _check_size(folder: Path, file: FileMeta) -> None:
-    path = folder / file.name
-    try:
-        found = path.stat().st_size
-    except OSError as error:
-        raise CorpusDamaged(
-            f"{path}: cannot be read ({error.strerror}), but corpus.json names it; "
-            "restore the file or pack again"
-        ) from error
-    if found != file.bytes:
-        raise CorpusDamaged(
-            f"{path}: has {found} bytes, corpus.json says {file.bytes}; restore the file or pack again"
-        )
-
-
-def _map(path: Path) -> tuple[pa.Buffer, pa.ipc.RecordBatchFileReader]:
-    try:
-        with pa.memory_map(os.fsencode(path)) as file:  # type: ignore[arg-type]  # the stub leaves bytes out; a str must be UTF-8
-            buffer = file.read_buffer()
-        return buffer, pa.ipc.open_file(pa.BufferReader(buffer))
-    except (OSError, pa.ArrowInvalid) as error:
-        raise CorpusDamaged(f"{path}: is no Arrow file ({error}); restore the file or pack again") from error
-
-
-def _single_column(path: Path, reader: pa.ipc.RecordBatchFileReader, name: str, number: int) -> _Column:
-    try:
-        batch = reader.get_batch(number)
-        column = batch.column(name)
-    except (OSError, KeyError, pa.ArrowInvalid) as error:
-        raise CorpusDamaged(f"{path}: record batch {number} cannot be read ({error}); pack again") from error
-    if column.null_count or column.offset:
-        raise CorpusDamaged(f"{path}: column {name} has nulls or an offset; pack again")
-    return column
-
-
-def _index(folder: Path, file: FileMeta, name: str, type_: pa.DataType, rows: int) -> _Column:
-    """The one column of an index file, mapped."""
-    path = folder / file.name
-    _, reader = _map(path)
-    if reader.num_record_batches != 1:
-        raise CorpusDamaged(f"{path}: has {reader.num_record_batches} record batches, expected 1; pack again")
-    column = _single_column(path, reader, name, 0)
-    if column.type != type_ or len(column) != rows:
-        raise CorpusDamaged(
-            f"{path}: holds {len(column)} rows of {column.type}, expected {rows} of {type_}; pack again"
-        )
-    return column
-
-
-def _map_shard(folder: Path, shard: ShardMeta, dtype: Dtype) -> tuple[Tokens, list[tuple[int, int, int]]]:
-    """The whole file as one array of tokens, and of each record batch: documents, position in that array,
-    tokens."""
-    path = folder / shard.file.name
-    buffer, reader = _map(path)
-    width = np.dtype(dtype).itemsize
-    tokens: Tokens = np.frombuffer(memoryview(buffer), dtype=np.dtype(dtype), count=buffer.size // width)
-    batches = []
-    for number in range(reader.num_record_batches):
-        column = _single_column(path, reader, TOKENS, number)
-        if not isinstance(column, pa.LargeListArray) or column.type != tokens_type(dtype):
-            raise CorpusDamaged(f"{path}: holds {column.type}, corpus.json says {dtype}; pack again")
-        values = column.values.buffers()[1]
-        address = buffer.address if values is None else values.address
-        position, odd = divmod(address - buffer.address, width)
-        if odd:
-            raise CorpusDamaged(f"{path}: record batch {number} is not aligned to {dtype}; pack again")
-        batches.append((len(column), position, len(column.values)))
-    for what, expected, at in (("documents", shard.documents, 0), ("tokens", shard.tokens, 2)):
-        if (found := sum(batch[at] for batch in batches)) != expected:
-            raise CorpusDamaged(f"{path}: holds {found} {what}, corpus.json says {expected}; pack again")
-    return tokens, batches

@@ -20,6 +20,7 @@ MARKER = "packing.json"
 writer's."""
 
 Dtype: TypeAlias = Literal["uint16", "uint32"]
+StoreName: TypeAlias = Literal["arrow", "lmdb"]
 OptionValue: TypeAlias = bool | int | str | tuple[str, ...] | None
 Options: TypeAlias = Mapping[str, OptionValue]
 
@@ -101,7 +102,7 @@ class QuarantineMeta:
 @dataclass(frozen=True, slots=True)
 class CorpusMeta:
     format: int
-    store: Literal["arrow"]
+    store: StoreName
     dtype: Dtype
     documents: int
     tokens: int
@@ -110,6 +111,7 @@ class CorpusMeta:
     machine."""
     tokenizer: TokenizerMeta
     shards: tuple[ShardMeta, ...]
+    """The files of tokens, in order; none where the store is lmdb, whose bytes depend on how they were written."""
     bounds: FileMeta
     lengths: FileMeta
     inputs: tuple[InputMeta, ...]
@@ -118,6 +120,8 @@ class CorpusMeta:
     quarantine: QuarantineMeta | None
 
     def __post_init__(self) -> None:
+        if self.store != "arrow":
+            return
         for what, total in (("documents", self.documents), ("tokens", self.tokens)):
             found = sum(getattr(shard, what) for shard in self.shards)
             if found != total:

@@ -7,22 +7,19 @@ claim ─► empty, or a killed writer's leftovers (removed) ─► packing.json
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from stages.corpus.arrow_layout import BOUNDS_FILE, LENGTHS_FILE
-from stages.corpus.arrow_writer import SPOOLS
 from stages.corpus.meta import MARKER, NAME, CorpusMeta, read_meta
+from stages.corpus.stores import STORES
 from stages.errors import OutputTaken
 from stages.storage import locked, publish, sync_folder, writing
 
 TOKENIZER_FILE = "tokenizer.json"
 QUARANTINE_FILE = "quarantine.jsonl"
 
-_OURS = {BOUNDS_FILE, LENGTHS_FILE, TOKENIZER_FILE, QUARANTINE_FILE, f"{NAME}.draft", *SPOOLS}
-_SHARD = re.compile(r"tokens-\d{5,}\.arrow")
+_OURS = {TOKENIZER_FILE, QUARANTINE_FILE, f"{NAME}.draft"}
 
 
 class Output:
@@ -44,18 +41,27 @@ class Output:
         sync_folder(self.folder)
 
     def commit(self, meta: CorpusMeta) -> None:
-        """Let the corpus count. Its files must have been synced."""
+        """Let the corpus count, and remove what only its writing needed. Its files must have been synced."""
         sync_folder(self.folder)
         publish(self.folder / NAME, meta.to_json())
         self._committed = True
+        self._sweep(meta)
         _unmark(self.folder)
+
+    def _sweep(self, meta: CorpusMeta) -> None:
+        kept = {NAME, meta.tokenizer.name, *(file.name for file in meta.files())}
+        with writing(self.folder):
+            for path in _leftovers(self.folder):
+                if path.name not in kept and not STORES[meta.store].keeps(path.name):
+                    path.unlink()
 
     def inspect(self) -> None:
         names = sorted(entry.name for entry in self.folder.iterdir())
         if NAME in names:
             self.existing = read_meta(self.folder)
-            # A writer that was killed between the commit and its last step leaves the marker.
-            _unmark(self.folder)
+            if MARKER in names:  # of a writer that was killed between the commit and its last step
+                self._sweep(self.existing)
+                _unmark(self.folder)
             return
         foreign = [name for name in names if not (MARKER in names and (name == MARKER or _is_ours(name)))]
         if foreign:
@@ -96,7 +102,7 @@ def claimed(folder: Path) -> Iterator[Output]:
 
 
 def _is_ours(name: str) -> bool:
-    return name in _OURS or _SHARD.fullmatch(name) is not None
+    return name in _OURS or any(store.owns(name) for store in STORES.values())
 
 
 def _leftovers(folder: Path) -> list[Path]:

@@ -1,6 +1,6 @@
 """Packing: from inputs to a finished corpus.
 
-TextSource ─► Encode, two calls in flight ─┬─► ArrowWriter ──┬─► corpus.json
+TextSource ─► Encode, two calls in flight ─┬─► CorpusWriter ─┬─► corpus.json
 (the loop)    (threads)                    └─► quarantine ───┘   (the consumer's thread)
 """
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from pipeline import Plan, start
-from stages.corpus.arrow_writer import ArrowWriter
-from stages.corpus.meta import FORMAT, CorpusMeta, Options, SpecialToken, TokenizerMeta
+from stages.corpus.meta import FORMAT, CorpusMeta, Options, SpecialToken, StoreName, TokenizerMeta
 from stages.corpus.output import QUARANTINE_FILE, Output
 from stages.corpus.quarantine import Quarantine
+from stages.corpus.stores import STORES
 from stages.errors import BadRecord, InputError
 from stages.inputs.fingerprint import fingerprints, hashed
 from stages.inputs.record import Bad, FileDigest
@@ -56,6 +56,7 @@ class PackSpec:
     """What becomes of a record that breaks the rules: BadRecord is raised, or it is kept aside."""
     options: Options
     """What the caller wants recorded in corpus.json: whatever the content depends on."""
+    store: StoreName = "arrow"
 
     def __post_init__(self) -> None:
         if self.on_bad not in get_args(OnBad):
@@ -77,7 +78,7 @@ def pack(
     digests: list[FileDigest] = []
     plan = Plan(TextSource(inputs, spec.read), ahead=AHEAD).map(Encode(tokenizer), width=WIDTH, ahead=AHEAD)
     with (
-        ArrowWriter(folder, tokenizer.dtype) as writer,
+        STORES[spec.store].writer(folder, tokenizer.dtype) as writer,
         closing(Quarantine(folder / QUARANTINE_FILE)) as quarantine,
     ):
         read_bytes = 0
@@ -98,7 +99,7 @@ def pack(
         written = writer.finish()
     meta = CorpusMeta(
         format=FORMAT,
-        store="arrow",
+        store=spec.store,
         dtype=tokenizer.dtype,
         documents=written.documents,
         tokens=written.tokens,
@@ -145,6 +146,8 @@ def differences(
     only if all else is equal. Raises InputError.
     """
     found: list[str] = []
+    if existing.store != spec.store:
+        found.append(f"its store is {existing.store}, not {spec.store}")
     if tokenizer is not None and existing.tokenizer != tokenizer:
         was, now = existing.tokenizer, tokenizer
         found.append(

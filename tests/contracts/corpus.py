@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,8 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from stages.corpus import ArrowWriter, CorpusMeta, CorpusReader, LocalCorpus, Spans, TokenizerMeta, claimed
-from stages.corpus.meta import Dtype
+from pipeline import State
+from stages.corpus import (
+    ArrowWriter,
+    CorpusMeta,
+    CorpusReader,
+    CorpusWriter,
+    LocalCorpus,
+    Spans,
+    Store,
+    TokenizerMeta,
+    claimed,
+    open_corpus,
+)
+from stages.corpus.growing import NotResumable
+from stages.corpus.meta import Dtype, StoreName
+from stages.corpus.stores import STORES
 from stages.errors import CorpusClosed, SpanError
 
 DOCUMENTS = [[7], [], [1, 2, 3], [65535, 0, 9, 9], [5] * 40, [4, 3, 2, 1, 0], [8] * 17, [6, 6]]
@@ -31,13 +46,18 @@ def write_corpus(
     batch_tokens: int = 1 << 20,
     shard_tokens: int = 1 << 20,
     at_once: int = 3,
+    store: StoreName = "arrow",
 ) -> CorpusMeta:
-    """Write an arrow corpus of these ids, `at_once` documents at a time; its tokenizer.json is a stand-in."""
+    """Write a corpus of these ids, `at_once` documents at a time; its tokenizer.json is a stand-in."""
     data = b'{"stand-in": true}\n'
     with claimed(folder) as output:
         output.begin()
         (folder / "tokenizer.json").write_bytes(data)
-        writer = ArrowWriter(folder, dtype, batch_tokens=batch_tokens, shard_tokens=shard_tokens)
+        writer: CorpusWriter = (
+            ArrowWriter(folder, dtype, batch_tokens=batch_tokens, shard_tokens=shard_tokens)
+            if store == "arrow"
+            else STORES[store].writer(folder, dtype)
+        )
         for at in range(0, len(documents), at_once):
             some = documents[at : at + at_once]
             ids = np.array([token for document in some for token in document], dtype=dtype)
@@ -48,7 +68,7 @@ def write_corpus(
         )
         meta = CorpusMeta(
             format=1,
-            store="arrow",
+            store=store,
             dtype=dtype,
             documents=written.documents,
             tokens=written.tokens,
@@ -226,3 +246,102 @@ class LocalCorpusContract(CorpusContract):
             corpus.gather(spans((0, 1, 0)), np.zeros(1, dtype=np.int64))
         with pytest.raises(CorpusClosed):
             corpus.verify()
+
+
+class StoreContract(ABC):
+    """Of Store: what is written is the same, wherever the writer was killed and taken up again."""
+
+    @property
+    @abstractmethod
+    def store(self) -> Store: ...
+
+    def writer(self, folder: Path, at: State | None = None) -> CorpusWriter:
+        """One whose batches and shards end often, where the store has such."""
+        return self.store.writer(folder, "uint16", at)
+
+    def append(self, writer: CorpusWriter, documents: Sequence[Sequence[int]]) -> None:
+        ids = np.array([token for document in documents for token in document], dtype=np.uint16)
+        writer.append(ids, np.array([len(document) for document in documents], dtype=np.uint32))
+
+    def content(self, folder: Path) -> object:
+        """What must be equal for equal documents."""
+        return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".arrow"}
+
+    def written(self, folder: Path) -> tuple[object, str]:
+        folder.mkdir()
+        with self.writer(folder) as writer:
+            self.append(writer, DOCUMENTS * 3)
+            digest = writer.finish().digest
+        return self.content(folder), digest
+
+    @pytest.mark.parametrize("saved_at", range(1, 3 * len(DOCUMENTS), 2))
+    def test_goes_on_from_where_it_was_saved(self, tmp_path: Path, saved_at: int) -> None:
+        expected = self.written(tmp_path / "whole")
+        folder = tmp_path / "parts"
+        folder.mkdir()
+        with self.writer(folder) as writer:
+            for number, document in enumerate((DOCUMENTS * 3)[: saved_at + 4]):
+                self.append(writer, [document])
+                # Twice, so that the second save adds to what the first has written.
+                if number + 1 in (max(1, saved_at - 2), saved_at):
+                    writer.save({"documents": number + 1})
+            # What came after the save is not in it, though some of it may be on the disk.
+        saved = self.store.saved(folder)
+        assert saved is not None
+        assert saved.progress == {"documents": saved_at}
+        with self.writer(folder, saved.mark) as writer:
+            assert writer.documents == saved_at
+            assert writer.tokens == sum(map(len, (DOCUMENTS * 3)[:saved_at]))
+            self.append(writer, (DOCUMENTS * 3)[saved_at:])
+            digest = writer.finish().digest
+        assert (self.content(folder), digest) == expected
+
+    def test_marks_are_plain_data_that_any_later_moment_can_return_to(self, tmp_path: Path) -> None:
+        expected = self.written(tmp_path / "whole")
+        folder = tmp_path / "marks"
+        folder.mkdir()
+        with self.writer(folder) as writer:
+            self.append(writer, DOCUMENTS[:3])
+            mark = json.loads(json.dumps(writer.mark()))
+            self.append(writer, DOCUMENTS[3:5])
+        with self.writer(folder, mark) as writer:
+            self.append(writer, (DOCUMENTS * 3)[3:])
+            assert (writer.finish().digest) == expected[1]
+        assert self.content(folder) == expected[0]
+
+    def test_nothing_saved_is_nothing_to_go_on_from(self, tmp_path: Path) -> None:
+        assert self.store.saved(tmp_path) is None
+        with self.writer(tmp_path) as writer:
+            self.append(writer, DOCUMENTS)
+        assert self.store.saved(tmp_path) is None
+
+    def test_a_mark_of_something_else_is_refused(self, tmp_path: Path) -> None:
+        with self.writer(tmp_path) as writer:
+            self.append(writer, DOCUMENTS)
+            mark = writer.mark()
+        other = tmp_path / "other"
+        other.mkdir()
+        for bad in (mark, {}, {"documents": "x"}):
+            with pytest.raises(NotResumable), self.writer(other, bad):
+                pass
+
+    def test_appends_beside_those_who_read(self, tmp_path: Path) -> None:
+        meta = write_corpus(tmp_path / "a", store=self.store.name)
+        both = write_corpus(tmp_path / "b", [*DOCUMENTS, [1, 2], [3]], store=self.store.name)
+        before = {path.name for path in (tmp_path / "a").iterdir()}
+        with open_corpus(tmp_path / "a") as corpus:
+            lengths = np.array(corpus.lengths)
+        del corpus
+        with self.store.appending(tmp_path / "a", meta, lengths) as writer:
+            assert (writer.documents, writer.tokens) == (meta.documents, meta.tokens)
+            self.append(writer, [[1, 2], [3]])
+            written = writer.finish()
+        assert (written.documents, written.tokens, written.digest) == (
+            both.documents,
+            both.tokens,
+            both.digest,
+        )
+        with open_corpus(tmp_path / "a") as corpus:
+            corpus.verify()  # As it was: corpus.json has not been replaced.
+            assert len(corpus) == meta.documents
+        assert before < {path.name for path in (tmp_path / "a").iterdir()}

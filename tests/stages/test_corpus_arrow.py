@@ -12,9 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline import State
 from stages.corpus import ArrowWriter, LocalCorpus, Spans, open_corpus
+from stages.corpus.stores import STORES
 from stages.errors import CorpusDamaged, CorpusNotFound, CorpusUnsupported, StagesError
-from tests.contracts.corpus import DOCUMENTS, FLAT, LocalCorpusContract, write_corpus
+from tests.contracts.corpus import DOCUMENTS, FLAT, LocalCorpusContract, StoreContract, write_corpus
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -45,6 +47,17 @@ class TestUint32(LocalCorpusContract):
     def open(cls, folder: Path) -> LocalCorpus:
         write_corpus(folder, dtype="uint32", batch_tokens=6, shard_tokens=20)
         return open_corpus(str(folder))
+
+
+class TestStore(StoreContract):
+    store = STORES["arrow"]
+
+    def writer(self, folder: Path, at: State | None = None) -> ArrowWriter:
+        return ArrowWriter(folder, "uint16", batch_tokens=12, shard_tokens=50, at=at)
+
+
+class TestStoreOfOneBatch(StoreContract):
+    store = STORES["arrow"]
 
 
 def file_bytes(folder: Path) -> dict[str, bytes]:
