@@ -19,8 +19,9 @@ from .statistics import StageStats, Stats
 
 CONSUMER = "consumer"
 CORES = "cores"
-_COMPUTES = 0.75
-"""Share of processor time among a stage's calls, and of the interpreter's time, from which on a lock may be shared."""
+_COMPUTES = 0.6
+"""Share of processor time among a stage's calls, and of the interpreter's time, from which on a lock may be shared: not
+all of it goes to calls, nor does a busy machine give all."""
 _IDLE = 0.6
 """Share of the bound's capacity below which something else than calls takes the time."""
 _LEAST_BUSY_S = 1e-9
