@@ -312,6 +312,10 @@ class Stats:
     cores: int = field(default_factory=lambda: len(os.sched_getaffinity(0)))
     """Processor cores that this process may use."""
 
+    def stage(self, name: str) -> StageStats:
+        """The stage of that name. KeyError: the plan has none."""
+        return {stage.name: stage for stage in self.stages}[name]
+
     def since(self, earlier: Stats) -> Stats:
         """What has been done since `earlier`, a snapshot of the same plan at work.
 
