@@ -5,8 +5,10 @@ arguments ─► scan ─► Inputs ─► TextSource ─► Group (texts, bad r
 """
 
 from stages.inputs.record import Bad, FileDigest, Group, Reason
-from stages.inputs.scan import TEXT_GLOBS, Choice, InputFile, Inputs, scan
-from stages.inputs.source import RECORD_BYTES, ReadSpec, TextSource
+from stages.inputs.scan import Choice, InputFile, Inputs, scan
+from stages.inputs.source import TextSource
+from stages.inputs.spec import RECORD_BYTES, ReadSpec
+from stages.inputs.suffixes import TEXT_GLOBS
 
 __all__ = [
     "RECORD_BYTES",

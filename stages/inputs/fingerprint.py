@@ -13,10 +13,13 @@ from stages.inputs.record import FileDigest
 from stages.inputs.scan import Inputs
 
 
-def fingerprints(inputs: Inputs, digests: Iterable[FileDigest]) -> tuple[InputMeta, ...]:
+def fingerprints(
+    inputs: Inputs, digests: Iterable[FileDigest], *, limited: bool = False
+) -> tuple[InputMeta, ...]:
     """One record an argument. Of a file its blake3; of a folder that of a line per file: path, size, blake3.
 
-    `digests` must hold every file, in order: ValueError if not.
+    `digests` must hold every file, in order: ValueError if not. Where the reading was `limited`, those that it came to
+    are enough, and the others do not count.
     """
     files = [0] * len(inputs.names)
     sizes = [0] * len(inputs.names)
@@ -32,7 +35,7 @@ def fingerprints(inputs: Inputs, digests: Iterable[FileDigest]) -> tuple[InputMe
         sizes[file.argument] += digest.bytes
         alone[file.argument] = digest.blake3
         whole[file.argument].update(f"{file.label}\0{digest.bytes}\0{digest.blake3}\n".encode())
-    if count != len(inputs.files):
+    if count != len(inputs.files) and not limited:
         raise ValueError(f"{count} digests for {len(inputs.files)} files")
     return tuple(
         InputMeta(name, files[at], sizes[at], whole[at].hexdigest() if inputs.folders[at] else alone[at])

@@ -6,15 +6,9 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from stages.inputs.record import KEPT_BYTES, Reason
+from stages.inputs.record import KEPT_BYTES, Refused
 
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """Why bytes are no document."""
-
-    reason: Reason
-    detail: str
+_BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +69,7 @@ class Lines:
 
 
 def decode(data: bytes) -> str | Refused:
-    """Plain text of a file or a line."""
+    """Plain text of a file, a line or a value."""
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -83,6 +77,12 @@ def decode(data: bytes) -> str | Refused:
         return Refused(
             "invalid_utf8", f"expected UTF-8, found {found} at byte {error.start} ({error.reason})"
         )
+
+
+def plain_text(data: bytes) -> str | Refused:
+    """The document that a whole file of text is, without its byte order mark."""
+    text = decode(data.removeprefix(_BOM))
+    return Refused("empty_text", "the file is empty") if text == "" else text
 
 
 def text_of(line: bytes, field: str) -> str | Refused:

@@ -6,27 +6,13 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from glob import has_magic, iglob
 from pathlib import Path
-from typing import Literal, TypeAlias
 
 from stages.errors import InputError
-
-Kind: TypeAlias = Literal["text", "lines", "lines.zst"]
-
-_LINES = (".jsonl", ".ndjson", ".json")
-_NOT_TEXT = (".zst", ".gz", ".bz2", ".xz", ".zip", ".tar", ".parquet", ".arrow", ".bin", ".npy", ".pdf")
-
-TEXT_GLOBS = tuple(
-    f"*.{suffix}"
-    for suffix in (
-        *("txt", "text", "md", "markdown", "rst", "adoc", "org", "tex"),
-        *("py", "pyi", "c", "h", "cc", "cpp", "hpp", "rs", "go", "java", "kt", "scala", "cs", "swift"),
-        *("js", "ts", "rb", "php", "pl", "lua", "jl", "r", "sh", "sql"),
-        *("jsonl", "ndjson", "jsonl.zst", "ndjson.zst"),
-    )
-)
-"""What is read of a folder where no glob is given: prose, source code, and JSON lines. Not `*.json`: most are
-settings."""
+from stages.inputs.datasets import data_names
+from stages.inputs.inflate import Coding
+from stages.inputs.suffixes import READ, TEXT_GLOBS, Kind, kind_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +22,8 @@ class InputFile:
     """How messages and provenance name it: the argument's last part and the path below it, the same on every
     machine."""
     kind: Kind
+    coding: Coding
+    """How all of its bytes are compressed."""
     bytes: int
     argument: int
     """Which of the arguments it came from."""
@@ -78,32 +66,44 @@ class Choice:
 def scan(arguments: Sequence[Path], choice: Choice | None = None, *, output: Path | None = None) -> Inputs:
     """Find every file: arguments in their order, folders walked in sorted order.
 
-    `output`, the folder that the corpus goes to, is not walked. Raises InputError, naming the argument.
+    An argument is a file, a folder, or, where there is nothing of that name, a pattern with `*`, `**`, `?` or `[`. Of a
+    folder that Hugging Face `datasets` saved, the data files are taken, in its order. `output`, the folder that the
+    corpus goes to, is not walked. Raises InputError, naming the argument.
     """
     choice = choice or Choice()
     files: list[InputFile] = []
+    folders: list[bool] = []
     for index, argument in enumerate(arguments):
         found = len(files)
-        files += _files(index, argument, choice, None if output is None else os.path.realpath(output))
+        pattern = is_pattern(argument)
+        if pattern:
+            files += _matching(index, argument, choice)
+        else:
+            files += _files(index, argument, choice, None if output is None else os.path.realpath(output))
         if len(files) == found:
             raise InputError(
-                f"{argument}: holds no text: no file below it matches {_listed(choice.globs)}; "
+                f"{argument}: matches no file; is it quoted, and relative to the folder at hand?"
+                if pattern
+                else f"{argument}: holds no text: no file below it matches {_listed(choice.globs)}; "
                 "name the files wanted with --glob"
             )
-    return Inputs(
-        names=tuple(_label(argument) for argument in arguments),
-        folders=tuple(argument.is_dir() for argument in arguments),
-        files=tuple(files),
-    )
+        folders.append(pattern or argument.is_dir())
+    names = (_printable(str(a)) if is_pattern(a) else _label(a) for a in arguments)
+    return Inputs(names=tuple(names), folders=tuple(folders), files=tuple(files))
+
+
+def is_pattern(argument: Path) -> bool:
+    """Whether an argument stands for the files that match it: a file of just that name comes first."""
+    return has_magic(str(argument)) and not os.path.lexists(argument)
 
 
 def _files(index: int, argument: Path, choice: Choice, output: str | None) -> Iterator[InputFile]:
     try:
         if argument.is_dir():
             root = _label(argument)
-            for entry, below in _walk(str(argument), "", choice, output):
+            for entry, below in _walk(str(argument), "", choice, output, root):
                 size = entry.stat(follow_symlinks=False).st_size
-                yield InputFile(entry.path, f"{root}/{_printable(below)}", _kind(entry.name), size, index)
+                yield _file(entry.path, f"{root}/{_printable(below)}", size, index)
             return
         size = argument.stat().st_size
     except FileNotFoundError as error:
@@ -112,42 +112,57 @@ def _files(index: int, argument: Path, choice: Choice, output: str | None) -> It
         raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
     if not argument.is_file():
         raise InputError(f"{argument}: neither a file nor a folder")
-    yield InputFile(str(argument), _label(argument), _kind(argument.name), size, index)
+    yield _file(str(argument), _label(argument), size, index)
+
+
+def _matching(index: int, argument: Path, choice: Choice) -> Iterator[InputFile]:
+    """Files that match a pattern, sorted as a walk would find them; what is hidden matches only a dot."""
+    parts = argument.parts
+    fixed = next(at for at, part in enumerate(parts) if has_magic(part))
+    root = Path(*parts[:fixed])
+    found = iglob(  # noqa: PTH207 - a Path's takes what is hidden
+        str(Path(*parts[fixed:])), root_dir=root, recursive=True
+    )
+    for below in sorted(found, key=lambda path: os.fsencode(path).split(b"/")):
+        path = root / below
+        if not path.is_file() or _matches(path.name, below, choice.exclude):
+            continue
+        try:
+            size = path.stat().st_size
+        except OSError as error:
+            raise InputError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        yield _file(str(path), f"{_label(root)}/{_printable(below)}", size, index)
+
+
+def _file(path: str, label: str, size: int, argument: int) -> InputFile:
+    found = kind_of(Path(path).name)
+    if found is None:
+        raise InputError(f"{_printable(path)}: this kind of file is not read; give {READ}")
+    kind, coding = found
+    return InputFile(path, label, kind, coding, size, argument)
 
 
 def _walk(
-    folder: str, below: str, choice: Choice, output: str | None
+    folder: str, below: str, choice: Choice, output: str | None, label: str
 ) -> Iterator[tuple[os.DirEntry[str], str]]:
     """Files that are taken, each with its path below the argument, in the order of their names' bytes."""
     with os.scandir(folder) as entries:
-        ordered = sorted(entries, key=lambda entry: os.fsencode(entry.name))
-    for entry in ordered:
+        found = {entry.name: entry for entry in entries}
+    saved = data_names(Path(folder), found, label)
+    for name in sorted(found, key=os.fsencode) if saved is None else saved:
+        entry = found[name]
         path = f"{below}{entry.name}"
         if entry.name.startswith("."):
             continue
         if entry.is_dir(follow_symlinks=False):
             if choice.enters(entry.name, path) and (output is None or os.path.realpath(entry.path) != output):
-                yield from _walk(entry.path, f"{path}/", choice, output)
+                yield from _walk(entry.path, f"{path}/", choice, output, f"{label}/{_printable(entry.name)}")
         elif entry.is_file(follow_symlinks=False) and choice.takes(entry.name, path):
             yield entry, path
 
 
 def _matches(name: str, below: str, globs: Sequence[str]) -> bool:
     return any(fnmatchcase(below if "/" in glob else name, glob) for glob in globs)
-
-
-def _kind(name: str) -> Kind:
-    lower = name.lower()
-    if lower.endswith(_LINES):
-        return "lines"
-    if lower.endswith(tuple(f"{suffix}.zst" for suffix in _LINES)):
-        return "lines.zst"
-    if lower.endswith(_NOT_TEXT):
-        raise InputError(
-            f"{_printable(name)}: this kind of file is not read; give JSON lines "
-            f"({', '.join(_LINES)}, each also with .zst) or plain text"
-        )
-    return "text"
 
 
 def _label(argument: Path) -> str:

@@ -275,9 +275,9 @@ def test_inputs_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=says) as error:
             scan([argument])
         assert error.value.exit_code == 2
-    (tmp_path / "x.parquet").touch()
-    with pytest.raises(InputError, match=r"x\.parquet: this kind of file is not read"):
-        scan([tmp_path / "x.parquet"])
+    (tmp_path / "x.pdf").touch()
+    with pytest.raises(InputError, match=r"x\.pdf: this kind of file is not read"):
+        scan([tmp_path / "x.pdf"])
 
 
 def test_a_file_that_vanishes_is_named(tmp_path: Path) -> None:
