@@ -141,7 +141,17 @@ class Trace:
 class TracedMeter(Meter):
     """A meter that also writes what it counts."""
 
-    __slots__ = ("_arrows_here", "_arrows_on", "_buffer", "_flow", "_flushed", "_slice", "_trace", "track")
+    __slots__ = (
+        "_arrows_here",
+        "_arrows_on",
+        "_buffer",
+        "_flow",
+        "_flushed",
+        "_slice",
+        "_trace",
+        "_waited_until",
+        "track",
+    )
 
     one_by_one = True
 
@@ -156,9 +166,12 @@ class TracedMeter(Meter):
         self._arrows_on = _arrow("s", stage, track)
         self._buffer: list[str] = []
         self._flushed = perf_counter()
+        self._waited_until = 0.0
 
     def call(self, index: int, began: float, ended: float, waited_s: float = 0.0) -> None:
         super().call(index, began, ended, waited_s)
+        if not waited_s:
+            began = max(began, self._waited_until)
         ts, dur = self._trace.us(began), (ended - began) * 1e6
         args = f'{{"item":{index}}}' if index >= 0 else "{}"
         self._buffer.append(f'{self._slice}{ts:.3f},"dur":{dur:.3f},"args":{args}}}')
@@ -196,7 +209,11 @@ class TracedMeter(Meter):
 
     def _wait(self, what: str, seconds: float) -> None:
         if seconds >= SHOWN_WAIT_S:
-            ts = self._trace.us(perf_counter() - seconds)
+            now = perf_counter()
+            self._waited_until = (
+                now  # the next call may have begun since: slices that overlap are not shown right
+            )
+            ts = self._trace.us(now - seconds)
             self._buffer.append(
                 f'{{"ph":"X","name":"{what}","cat":"wait","pid":{_PID},"tid":{self.track},'
                 f'"ts":{ts:.3f},"dur":{seconds * 1e6:.3f}}}'

@@ -342,6 +342,25 @@ class TestMeters:
         assert slices[1]["ts"] < slices[0]["ts"]
         assert_nested(slices)
 
+    def test_a_wait_that_is_told_late_does_not_reach_into_the_next_call(self, tmp_path: Path) -> None:
+        trace = Trace(tmp_path / "trace.json")
+        meter = trace.meter("f", 0, HERE)
+        waits = time.perf_counter()
+        time.sleep(0.002)
+        began = time.perf_counter()
+        meter.starved(began - waits)
+        meter.call(0, began, time.perf_counter())
+        trace.close()
+        assert_nested(by_track(json.loads((tmp_path / "trace.json").read_text()), "X")[1])
+
+    def test_short_waits_are_not_shown(self, tmp_path: Path) -> None:
+        trace = Trace(tmp_path / "trace.json")
+        meter = trace.meter("f", 0, HERE)
+        meter.starved(0.9 * SHOWN_WAIT_S)
+        meter.blocked(0.9 * SHOWN_WAIT_S)
+        trace.close()
+        assert not by_track(json.loads((tmp_path / "trace.json").read_text()), "X")
+
     def test_workers_write_side_by_side_and_hold_little(self, tmp_path: Path) -> None:
         trace = Trace(tmp_path / "trace.json")
         meters = [trace.meter("f", number, HERE) for number in range(3)]
@@ -372,6 +391,17 @@ class TestMeters:
         meter.call(0, now, now + 0.6)
         assert '"item":0' in (tmp_path / "trace.json").read_text()
         trace.close()
+
+
+def test_slices_of_blocked_stages_do_not_overlap(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    with start(Plan(Count(90), ahead=2).fold(Thirds(), ahead=1), trace=path) as running:
+        for _ in running:
+            time.sleep(0.0015)  # what the consumer does with an item
+    tracks = by_track(json.loads(path.read_text()), "X")
+    for slices in tracks.values():
+        assert_nested(slices)
+    assert "waits for room" in {each["name"] for each in tracks[1]} & {each["name"] for each in tracks[2]}
 
 
 async def tick(x: int) -> int:
