@@ -214,6 +214,10 @@ class TestEnds:
         events = trace_of(tmp_path / "trace.json", Plan(Count(3)))
         assert {event["ph"] for event in events} <= {"M", "X", "C"}
 
+    def test_a_fold_at_the_end_starts_no_arrows(self, tmp_path: Path) -> None:
+        events = trace_of(tmp_path / "trace.json", Plan(Count(9)).fold(Thirds()))
+        assert {event["name"] for event in events if event["ph"] in "stf"} == {"source"}
+
     def test_a_plan_that_is_left_early_has_a_whole_file(self, tmp_path: Path) -> None:
         path = tmp_path / "trace.json"
         with start(plan(10**6), trace=path) as running:
