@@ -28,6 +28,7 @@ Reason: TypeAlias = Literal[
     "truncated_mds",
     "broken_mds",
     "pickled",
+    "broken_chat",
 ]
 
 KEPT_BYTES = 64 << 10
