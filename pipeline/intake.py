@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from .budget import Budget, Claim, size_of
 from .errors import StageFailed
 from .plan import Mapping
@@ -9,8 +11,9 @@ from .policy import Dropped
 from .statistics import Meter
 from .window import DROPPED, END, PENDING, VALUE, Slot, Window
 
-HOP_S = 1e-3
-"""Work that a worker takes at once: a hop between threads costs tens of µs, which is little beside it."""
+HOP_S = {"loop": 1e-3, "thread": 1e-3, "process": 8e-3}
+"""Work that a worker takes at once: a hop between threads costs tens of µs and one to a process 200 µs of CPU time on
+both sides together, which is little beside it."""
 _LEARN = 0.25
 
 
@@ -26,6 +29,7 @@ class Intake:
         self._drops = spec.on_error is not None
         # Of a call in a process, only the whole message can be timed.
         alone = spec.place == "process" and spec.time_limit_s is not None
+        self._hop_s = HOP_S[spec.place]
         self._share = 1 if alone else max(1, spec.ahead // (2 * spec.width))
         self._budget = budget
         self._claim = claim
@@ -40,11 +44,11 @@ class Intake:
         """Whether there is an input."""
         return self.source.is_ready()
 
-    def most(self, below_s: float = HOP_S) -> int:
+    def most(self, below_s: float = math.inf) -> int:
         """How many calls a worker should take at once, by what calls have taken lately: one from `below_s` on."""
         if self._call_s is None or self._call_s >= below_s:
             return 1
-        return max(1, min(self._share, int(HOP_S / self._call_s)))
+        return max(1, min(self._share, int(self._hop_s / self._call_s)))
 
     def calls_take_less(self, than_s: float) -> bool:
         """Whether calls have lately taken less than that."""
