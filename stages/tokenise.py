@@ -20,6 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stages.corpus.meta import Dtype, SpecialToken, TokenizerMeta
 from stages.corpus.reader import Tokens
+from stages.corpus.seen import text_hashes
 from stages.errors import TokenizerError
 from stages.inputs.record import Bad, FileDigest, Group
 
@@ -44,10 +45,20 @@ LARGE_BYTES = 2 << 20
 class TextTokenizer:
     """A tokenizer.json: its bytes, its identity, and ids that depend on the text alone."""
 
-    def __init__(self, data: bytes, name: str, eos: str | None = None) -> None:
-        """`eos` is a token, "none", or None for the first of EOS that the tokenizer has.
+    def __init__(
+        self,
+        data: bytes,
+        name: str,
+        eos: str | None = None,
+        *,
+        bos: str | None = None,
+        parse_special: bool = False,
+    ) -> None:
+        """`eos` is a token, "none", or None for the first of EOS that the tokenizer has. `bos`: a token that every
+        document begins with; None: none. `parse_special`: text that spells a special token becomes that token;
+        otherwise it is text like any other, so that no document can say that it ends.
 
-        Raises TokenizerError: the bytes are no tokenizer, or it lacks the eos.
+        Raises TokenizerError: the bytes are no tokenizer, or it lacks the eos or the bos.
         """
         try:
             self.tokenizer = Tokenizer.from_str(data.decode("utf-8"))
@@ -61,10 +72,12 @@ class TextTokenizer:
         # Many files carry the limits of the model they came from: they would cut documents, or pad them.
         self.tokenizer.no_truncation()
         self.tokenizer.no_padding()
+        self.tokenizer.encode_special_tokens = not parse_special
         self.data = data
         vocabulary = self.tokenizer.get_vocab(with_added_tokens=True)
         if not vocabulary:
             raise TokenizerError(f"{name}: the tokenizer has no tokens; train it first")
+        self._begin = () if bos is None else (_named(vocabulary, bos, name),)
         self.meta = TokenizerMeta(
             name="tokenizer.json",
             sha256=hashlib.sha256(data).hexdigest(),
@@ -75,31 +88,37 @@ class TextTokenizer:
         )
 
     @classmethod
-    def from_file(cls, path: Path, eos: str | None = None) -> TextTokenizer:
+    def from_file(
+        cls, path: Path, eos: str | None = None, *, bos: str | None = None, parse_special: bool = False
+    ) -> TextTokenizer:
         try:
             data = path.read_bytes()
         except OSError as error:
             raise TokenizerError(
                 f"{path}: cannot be read: {error.strerror}; --tokenizer takes a file"
             ) from error
-        return cls(data, str(path), eos)
+        return cls(data, str(path), eos, bos=bos, parse_special=parse_special)
 
     @property
     def dtype(self) -> Dtype:
         return "uint16" if self.meta.vocab_size <= 1 << 16 else "uint32"
 
     def encode(self, texts: Iterable[str]) -> tuple[Tokens, NDArray[np.uint32]]:
-        """Ids of all texts end to end, an eos after each, and their lengths, shape (texts,), the eos
-        counted."""
+        """Ids of all texts end to end, a bos before and an eos after each where there is one, and their lengths,
+        shape (texts,), bos and eos counted."""
         eos = () if self.meta.eos is None else (self.meta.eos.id,)
         encodings = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        lengths = np.fromiter((len(e) + len(eos) for e in encodings), dtype=np.uint32, count=len(encodings))
+        extra = len(self._begin) + len(eos)
+        lengths = np.fromiter((len(e) + extra for e in encodings), dtype=np.uint32, count=len(encodings))
         tokens: Tokens = np.empty(int(lengths.sum(dtype=np.int64)), dtype=self.dtype)
         at = 0
         # Encodings are let go one by one: each takes many times the memory of its ids.
         encodings.reverse()
         while encodings:
             ids = encodings.pop().ids
+            if self._begin:
+                tokens[at] = self._begin[0]
+                at += 1
             tokens[at : at + len(ids)] = ids
             at += len(ids)
             if eos:
@@ -120,20 +139,24 @@ class Encoded:
     finished: tuple[FileDigest, ...]
     read_bytes: int
     text_bytes: int
+    hashes: NDArray[np.uint64] | None = None
+    """Of the texts, shape (documents, 2), where they were asked for."""
 
 
 class Encode:
     """Map: Group to Encoded. Stateless, safe in several threads."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, *, hashed: bool = False) -> None:
+        """`hashed`: take the texts' hashes too."""
+        self._tokenizer, self._hashed = tokenizer, hashed
         self._large = Lock()
 
     def __call__(self, group: Group) -> Encoded:
         # A large text takes 200 times its size while it is encoded: one at a time.
         with self._large if group.text_bytes > LARGE_BYTES else nullcontext():
             tokens, lengths = self._tokenizer.encode(group.texts)
-        return Encoded(tokens, lengths, group.bad, group.finished, group.read_bytes, group.text_bytes)
+        hashes = text_hashes(group.texts) if self._hashed else None
+        return Encoded(tokens, lengths, group.bad, group.finished, group.read_bytes, group.text_bytes, hashes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +195,12 @@ def train(spec: TrainSpec, texts: Iterable[str]) -> bytes:
 
 def _first(vocabulary: dict[str, int], names: Iterable[str]) -> SpecialToken | None:
     return next((SpecialToken(name, vocabulary[name]) for name in names if name in vocabulary), None)
+
+
+def _named(vocabulary: dict[str, int], token: str, name: str) -> int:
+    if token not in vocabulary:
+        raise TokenizerError(f"{name}: the tokenizer has no token {token!r} to begin documents with")
+    return vocabulary[token]
 
 
 def _eos(vocabulary: dict[str, int], wanted: str | None, name: str) -> SpecialToken | None:

@@ -1,25 +1,33 @@
-"""`python -m tools.pack INPUT… --out DIR --tokenizer FILE`: tokenise text into a corpus."""
+"""`python -m tools.pack INPUT… --out DIR --tokenizer FILE`: tokenise text into a corpus.
+
+`python -m tools.pack merge PART… --out DIR`: make one corpus of the parts that `--part` has packed.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 import tyro
 from rich.filesize import decimal
 
+from stages.corpus.merge import merge
 from stages.corpus.meta import CorpusMeta, Options, StoreName
-from stages.corpus.output import claimed
-from stages.corpus.pack import OnBad, PackSpec, differences, pack, train_on
+from stages.corpus.output import Output, claimed
+from stages.corpus.pack import OnBad, PackSpec, differences, pack, train_on, trained_before
+from stages.corpus.parts import Part
 from stages.errors import OutputTaken, TokenizerError
 from stages.inputs import RECORD_BYTES, TEXT_GLOBS, Choice, Inputs, ReadSpec, scan
 from stages.tokenise import TextTokenizer, TrainSpec
-from tools.pack_display import display
+from tools.pack_display import display, merge_display
 from trainer.entry import DONE, MISTAKE, guarded
+
+Dedup: TypeAlias = Literal["none", "exact"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +35,14 @@ class Arguments:
     """Tokenise text into a corpus: JSON lines (.jsonl, .ndjson, .json, each also with .zst), plain text,
     folders.
 
-    The same inputs and options give the same bytes, at any number of workers, on any machine.
+    The same inputs and options give the same bytes, at any number of workers, on any machine. A pack that was killed
+    goes on from where it was when the same command is run again.
     """
 
     inputs: tyro.conf.Positional[tuple[Path, ...]]
     """Files, and folders, which are walked in sorted order; a file of plain text is one document."""
     out: Path
-    """The folder for the corpus: new or empty, or left unfinished by a pack that was killed."""
+    """The folder for the corpus: new or empty, or left unfinished by a pack that was killed or has failed."""
     tokenizer: Path | None = None
     """A tokenizer.json; a copy goes into the corpus."""
     train_tokenizer: str | None = None
@@ -50,6 +59,20 @@ class Arguments:
     eos: str | None = None
     """The token that ends each document, or "none". By default the tokenizer's, under any of the usual
     names."""
+    bos: str | None = None
+    """A token that begins each document; by default none does."""
+    parse_special: bool = False
+    """Let text that spells a special token become that token. By default it is text like any other: no document can
+    say that it ends."""
+    dedup: Dedup = "none"
+    """exact: leave out documents whose text has come before."""
+    val: float = 0.0
+    """Hold out this share of the documents, chosen by the hash of their text, as a corpus of its own in DIR/val; a
+    document's place does not change when others are added."""
+    part: str | None = None
+    """i/n: pack the i-th of n parts of the inputs, whole files each; `tools.pack merge` makes one corpus of them."""
+    limit: int | None = None
+    """Stop after so many documents."""
     on_bad: OnBad = "fail"
     """A record that is no text (invalid UTF-8, broken JSON, no such field, empty, too long, damaged zstd):
     stop at the first, or keep such records aside in the corpus."""
@@ -65,7 +88,22 @@ class ArgumentError(Exception):
     exit_code = MISTAKE
 
 
+@dataclass(frozen=True)
+class MergeArguments:
+    """Make one corpus of its parts: the same bytes as if they had been packed as one."""
+
+    parts: tyro.conf.Positional[tuple[Path, ...]]
+    """The folders of all parts, in any order."""
+    out: Path
+    """The folder for the corpus: new or empty."""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if argv and argv[0] == "merge":  # a file of that name is given as ./merge
+        merging = tyro.cli(MergeArguments, args=argv[1:], prog="python -m tools.pack merge")
+        run_merge(merging)
+        return DONE
     arguments = tyro.cli(Arguments, args=argv, prog="python -m tools.pack")
     _check(arguments)
     # Before the encoder's first use: it makes its pool of threads then, once for the process.
@@ -88,9 +126,7 @@ def run(arguments: Arguments) -> CorpusMeta:
             _summarise(output.existing)
             return output.existing
         if isinstance(source, TrainSpec):
-            with display(f"train {source}", inputs.bytes) as shown:
-                data = train_on(inputs, source, spec, shown)
-            source = TextTokenizer(data, f"--train-tokenizer {source}", arguments.eos)
+            source = _trained(arguments, inputs, output, source, spec)
         began = time.monotonic()
         with display("pack", inputs.bytes) as shown:
             meta = pack(inputs, source, output, spec, shown)
@@ -101,6 +137,29 @@ def run(arguments: Arguments) -> CorpusMeta:
     return meta
 
 
+def _trained(
+    arguments: Arguments, inputs: Inputs, output: Output, source: TrainSpec, spec: PackSpec
+) -> TextTokenizer:
+    data = trained_before(inputs, output, spec)
+    if data is None:
+        with display(f"train {source}", inputs.bytes) as shown:
+            data = train_on(inputs, source, spec, shown)
+    name = f"--train-tokenizer {source}"
+    return TextTokenizer(data, name, arguments.eos, bos=arguments.bos, parse_special=arguments.parse_special)
+
+
+def run_merge(arguments: MergeArguments) -> CorpusMeta:
+    """Merge, and print what came of it. Raises what stages.errors draws."""
+    if not arguments.parts:
+        raise ArgumentError("no PART: name the folders of all parts")
+    began = time.monotonic()
+    with merge_display() as shown:
+        meta = merge(arguments.parts, arguments.out, shown)
+    print(f"merged {len(arguments.parts)} parts into {arguments.out} in {time.monotonic() - began:.1f} s")
+    _summarise(meta)
+    return meta
+
+
 def _check(arguments: Arguments) -> None:
     if not arguments.inputs:
         raise ArgumentError("no INPUT: name files or folders of text")
@@ -108,7 +167,21 @@ def _check(arguments: Arguments) -> None:
         raise ArgumentError(f"--workers must be 1 or more, got {arguments.workers}")
     if arguments.max_record_bytes < 1:
         raise ArgumentError(f"--max-record-bytes must be 1 or more, got {arguments.max_record_bytes}")
-    for given in (arguments.field, *arguments.glob, *arguments.exclude, arguments.eos or ""):
+    if not 0 <= arguments.val < 1:
+        raise ArgumentError(f"--val must be a share from 0 up to but not 1, got {arguments.val}")
+    if arguments.limit is not None and arguments.limit < 1:
+        raise ArgumentError(f"--limit must be 1 or more, got {arguments.limit}")
+    if arguments.part is not None and arguments.limit is not None:
+        raise ArgumentError(
+            "--part and --limit exclude each other: no part knows how many documents others have"
+        )
+    if arguments.part is not None and arguments.train_tokenizer is not None:
+        raise ArgumentError(
+            "--part and --train-tokenizer exclude each other: parts need one tokenizer; "
+            "train it first with tools.tokenizer train"
+        )
+    texts = (arguments.field, arguments.eos or "", arguments.bos or "")
+    for given in (*texts, *arguments.glob, *arguments.exclude):
         # An argument need not be UTF-8, but corpus.json is, and records it.
         if any("\udc80" <= letter <= "\udcff" for letter in given):
             raise ArgumentError(f"{given!r}: expected UTF-8")
@@ -117,7 +190,9 @@ def _check(arguments: Arguments) -> None:
 def _tokenizer(arguments: Arguments) -> TextTokenizer | TrainSpec:
     match arguments.tokenizer, arguments.train_tokenizer:
         case Path() as path, None:
-            return TextTokenizer.from_file(path, arguments.eos)
+            return TextTokenizer.from_file(
+                path, arguments.eos, bos=arguments.bos, parse_special=arguments.parse_special
+            )
         case None, str() as text:
             return TrainSpec.parse(text)
         case None, None:
@@ -134,11 +209,39 @@ def _spec(arguments: Arguments) -> PackSpec:
         "glob": arguments.glob,
         "exclude": arguments.exclude,
         "eos": arguments.eos,
+        "bos": arguments.bos,
+        "parse_special": arguments.parse_special,
         "train_tokenizer": arguments.train_tokenizer,
         "max_record_bytes": arguments.max_record_bytes,
     }
-    read = ReadSpec(field=arguments.field, record_bytes=arguments.max_record_bytes)
-    return PackSpec(read=read, on_bad=arguments.on_bad, options=options, store=arguments.store)
+    # Recorded where they are used: a corpus without them is the same one whether or not they exist.
+    chosen: Options = {
+        name: value
+        for name, value in (
+            ("dedup", arguments.dedup if arguments.dedup != "none" else None),
+            ("val", repr(arguments.val) if arguments.val else None),
+            ("part", arguments.part),
+            ("limit", arguments.limit),
+        )
+        if value is not None
+    }
+    read = ReadSpec(field=arguments.field, record_bytes=arguments.max_record_bytes, limit=arguments.limit)
+    return PackSpec(
+        read=read,
+        on_bad=arguments.on_bad,
+        options={**options, **chosen},
+        store=arguments.store,
+        dedup=arguments.dedup == "exact",
+        val=arguments.val,
+        part=None if arguments.part is None else _part(arguments.part),
+    )
+
+
+def _part(text: str) -> Part:
+    try:
+        return Part.parse(text)
+    except ValueError as error:
+        raise ArgumentError(f"--part: {error}") from error
 
 
 def _expect_same(
@@ -158,6 +261,8 @@ def _summarise(meta: CorpusMeta) -> None:
         f"  bytes        {decimal(sum(i.bytes for i in meta.inputs))} read, {decimal(_stored(meta))} stored"
     )
     print(f"  quarantined  {_quarantined(meta)}")
+    if meta.dedup is not None:
+        print(f"  duplicates   {meta.dedup.dropped:,} left out")
     print(f"  digest       {meta.digest}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -32,6 +34,17 @@ def display(what: str, total_bytes: int) -> Display:
     """`what` names the pass; `total_bytes` is what there is to read."""
     terminal = sys.stderr is not None and sys.stderr.isatty()  # None: closed by the caller (2>&-)
     return Bar(what, total_bytes) if terminal else Lines(what, total_bytes)
+
+
+@contextmanager
+def merge_display() -> Iterator[Callable[[int], None]]:
+    """Tokens that a merge has written, counted up on stderr where it is a terminal."""
+    if sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with Progress(TextColumn("merge {task.completed:,} tokens"), console=Console(stderr=True)) as shown:
+        task = shown.add_task("merge", total=None)
+        yield lambda tokens: shown.update(task, completed=tokens)
 
 
 class Bar:

@@ -100,6 +100,33 @@ class QuarantineMeta:
 
 
 @dataclass(frozen=True, slots=True)
+class DedupMeta:
+    """Documents that were left out because their text had come before."""
+
+    hashes: FileMeta
+    """Of every document that is in the corpus, 16 bytes of the blake3 of its text."""
+    dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartMeta:
+    """Which part of a larger corpus this is."""
+
+    index: int
+    """From 1."""
+    of: int
+    names: tuple[str, ...]
+    """The labels of all arguments, of all parts."""
+    folders: tuple[bool, ...]
+    files: FileMeta
+    """A line a file that this part has read, for the merged corpus's fingerprints."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.index <= self.of:
+            raise ValueError(f"a part is one of 1 to {self.of}, got {self.index}")
+
+
+@dataclass(frozen=True, slots=True)
 class CorpusMeta:
     format: int
     store: StoreName
@@ -118,6 +145,8 @@ class CorpusMeta:
     options: Options
     """What the content depends on beside inputs and tokenizer."""
     quarantine: QuarantineMeta | None
+    dedup: DedupMeta | None = None
+    part: PartMeta | None = None
 
     def __post_init__(self) -> None:
         if self.store != "arrow":
@@ -130,12 +159,18 @@ class CorpusMeta:
     def files(self) -> tuple[FileMeta, ...]:
         """Every file that was written with a checksum; the tokenizer's is apart, by its sha256."""
         kept = () if self.quarantine is None else (self.quarantine.file,)
-        return (*(shard.file for shard in self.shards), self.bounds, self.lengths, *kept)
+        hashes = () if self.dedup is None else (self.dedup.hashes,)
+        read = () if self.part is None else (self.part.files,)
+        return (*(shard.file for shard in self.shards), self.bounds, self.lengths, *kept, *hashes, *read)
 
     def to_json(self) -> bytes:
         """The bytes of corpus.json: keys in the order of the fields, so that equal corpora have equal
         bytes."""
-        return json.dumps(asdict(self), indent=1, ensure_ascii=False).encode() + b"\n"
+        fields = asdict(self)
+        for name in ("dedup", "part"):
+            if fields[name] is None:  # absent, as in corpora from before there were such
+                del fields[name]
+        return json.dumps(fields, indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 _META = TypeAdapter(CorpusMeta)

@@ -7,10 +7,12 @@ claim ─► empty, or a killed writer's leftovers (removed) ─► packing.json
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pipeline import State
 from stages.corpus.meta import MARKER, NAME, CorpusMeta, read_meta
 from stages.corpus.stores import STORES
 from stages.errors import OutputTaken
@@ -19,7 +21,20 @@ from stages.storage import locked, publish, sync_folder, writing
 TOKENIZER_FILE = "tokenizer.json"
 QUARANTINE_FILE = "quarantine.jsonl"
 
-_OURS = {TOKENIZER_FILE, QUARANTINE_FILE, f"{NAME}.draft"}
+HASHES_FILE = "hashes.bin"
+FILES_FILE = "files.jsonl"
+FILES_SPOOL = "files.spool"
+VAL_FOLDER = "val"
+
+_OURS = {
+    TOKENIZER_FILE,
+    QUARANTINE_FILE,
+    HASHES_FILE,
+    FILES_FILE,
+    FILES_SPOOL,
+    f"{NAME}.draft",
+    f"{MARKER}.draft",
+}
 
 
 class Output:
@@ -29,16 +44,24 @@ class Output:
         self.folder = folder
         self.existing: CorpusMeta | None = None
         """The finished corpus that lies there already; then nothing may be written."""
+        self.unfinished: State | None = None
+        """What a killed writer was at, as it told `begin`."""
+        self.keep = False
+        """Whether what is not committed stays when the claim ends: set once there is something to go on from."""
         self._committed = False
 
-    def begin(self) -> None:
-        """Make the folder empty and mark it as one that is being written."""
-        marker = self.folder / MARKER
-        with writing(marker):
-            marker.touch()
+    def begin(self, command: State | None = None) -> None:
+        """Make the folder empty and mark it as one that is being written. `command`: what for, plain data, for
+        `unfinished` of whoever comes after a kill."""
+        with writing(self.folder):
+            # Marked before anything is removed, and told what for after it: leftovers are never taken for another's.
+            (self.folder / MARKER).touch()
+            (self.folder / MARKER).write_bytes(b"")
             for path in _leftovers(self.folder):
                 path.unlink()
         sync_folder(self.folder)
+        if command is not None:
+            publish(self.folder / MARKER, json.dumps(command).encode())
 
     def commit(self, meta: CorpusMeta) -> None:
         """Let the corpus count, and remove what only its writing needed. Its files must have been synced."""
@@ -63,7 +86,12 @@ class Output:
                 self._sweep(self.existing)
                 _unmark(self.folder)
             return
-        foreign = [name for name in names if not (MARKER in names and (name == MARKER or _is_ours(name)))]
+        self.unfinished = _command(self.folder / MARKER)
+        foreign = [
+            name
+            for name in names
+            if not (MARKER in names and (name in {MARKER, VAL_FOLDER} or _is_ours(name)))
+        ]
         if foreign:
             raise OutputTaken(
                 f"{self.folder}: holds {foreign[0]!r}{_more(foreign)}, which no pack has written; "
@@ -72,7 +100,12 @@ class Output:
 
     def clear(self) -> None:
         """Remove what has not become a corpus."""
-        if self.existing is None and not self._committed and (self.folder / MARKER).exists():
+        if (
+            self.existing is None
+            and not self._committed
+            and not self.keep
+            and (self.folder / MARKER).exists()
+        ):
             for path in _leftovers(self.folder):
                 path.unlink()
             # Last: as long as anything else is left, the folder is recognised as unfinished.
@@ -101,12 +134,20 @@ def claimed(folder: Path) -> Iterator[Output]:
                     folder.rmdir()
 
 
+def _command(marker: Path) -> State | None:
+    try:
+        command = json.loads(marker.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return command if isinstance(command, dict) else None
+
+
 def _is_ours(name: str) -> bool:
     return name in _OURS or any(store.owns(name) for store in STORES.values())
 
 
 def _leftovers(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _is_ours(path.name))
+    return sorted(path for path in folder.iterdir() if _is_ours(path.name) and not path.is_dir())
 
 
 def _unmark(folder: Path) -> None:
@@ -118,3 +159,12 @@ def _unmark(folder: Path) -> None:
 
 def _more(names: list[str]) -> str:
     return f" and {len(names) - 1} more" if len(names) > 1 else ""
+
+
+def discard(folder: Path) -> None:
+    """Remove what a killed writer has left of a corpus that belongs to another one: its files alone."""
+    with writing(folder):
+        if folder.is_dir() and not folder.is_symlink():
+            for path in (*_leftovers(folder), folder / NAME, folder / MARKER):
+                path.unlink(missing_ok=True)
+            folder.rmdir()

@@ -1,30 +1,46 @@
 """Packing: from inputs to a finished corpus.
 
-TextSource ─► Encode, two calls in flight ─┬─► CorpusWriter ─┬─► corpus.json
-(the loop)    (threads)                    └─► quarantine ───┘   (the consumer's thread)
+TextSource ─► Encode, two calls in flight ─► Packing ─┬─► CorpusWriter ──┬─► corpus.json
+(the loop)    (threads)                      (the     ├─► the same, val ─┤
+                                             consumer)└─► quarantine ────┘
+                                                 └─ every few seconds: save
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+import json
+import time
+from collections.abc import Callable, Generator, Iterable
+from contextlib import ExitStack, closing, suppress
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import TypeAlias, cast
 
-from pipeline import Plan, start
-from stages.corpus.meta import FORMAT, CorpusMeta, Options, SpecialToken, StoreName, TokenizerMeta
-from stages.corpus.output import QUARANTINE_FILE, Output
-from stages.corpus.quarantine import Quarantine
+from blake3 import blake3
+
+from pipeline import Plan, State, start
+from stages.corpus.growing import NotResumable
+from stages.corpus.meta import FORMAT, CorpusMeta, SpecialToken, TokenizerMeta
+from stages.corpus.output import TOKENIZER_FILE, VAL_FOLDER, Output, discard
+from stages.corpus.packing import OnBad, Packing, PackProgress, PackSpec, refuse
 from stages.corpus.stores import STORES
-from stages.errors import BadRecord, InputError
 from stages.inputs.fingerprint import fingerprints, hashed
-from stages.inputs.record import Bad, FileDigest
 from stages.inputs.scan import Inputs
-from stages.inputs.source import ReadSpec, TextSource
+from stages.inputs.source import TextSource
 from stages.storage import DurableFile
 from stages.tokenise import Encode, TextTokenizer, TrainSpec, train
 
-OnBad: TypeAlias = Literal["fail", "quarantine"]
+__all__ = [
+    "OnBad",
+    "PackProgress",
+    "PackSpec",
+    "command_of",
+    "differences",
+    "pack",
+    "train_on",
+    "trained_before",
+]
 
 WIDTH = 2
 """Calls to the encoder in flight: one leaves its threads idle while ids are handed over, three gain
@@ -33,34 +49,7 @@ AHEAD = 4
 """Groups that wait at each border: enough to bridge one slow read, few enough to hold in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class PackProgress:
-    """How far a pass over the inputs has come, since its beginning."""
-
-    read_bytes: int
-    documents: int
-    tokens: int
-    """0 while a tokenizer is being trained."""
-    quarantined: int
-
-
 Observer: TypeAlias = Callable[[PackProgress], None]
-
-
-@dataclass(frozen=True, slots=True)
-class PackSpec:
-    """How inputs become a corpus."""
-
-    read: ReadSpec
-    on_bad: OnBad
-    """What becomes of a record that breaks the rules: BadRecord is raised, or it is kept aside."""
-    options: Options
-    """What the caller wants recorded in corpus.json: whatever the content depends on."""
-    store: StoreName = "arrow"
-
-    def __post_init__(self) -> None:
-        if self.on_bad not in get_args(OnBad):
-            raise ValueError(f"on_bad is one of {', '.join(get_args(OnBad))}, got {self.on_bad!r}")
 
 
 def pack(
@@ -68,52 +57,38 @@ def pack(
 ) -> CorpusMeta:
     """Write the corpus of `inputs` into `output`, claimed and without a corpus, and commit it.
 
-    Raises BadRecord, InputError (also where no document is left), OutputError, OutputFull, and StageFailed
-    from the engine for what a stage raised. `output` clears itself of what was not committed.
+    Where a pack of the same inputs and options was killed there, it goes on from what that one saved last, to the same
+    result. Raises BadRecord, InputError (also where no document is left), OutputError, OutputFull, and StageFailed
+    from the engine for what a stage raised. What was saved before stays in `output`, and nothing else.
     """
-    output.begin()
-    folder = output.folder
-    with DurableFile(folder / tokenizer.meta.name) as file:
-        file.write(tokenizer.data)
-    digests: list[FileDigest] = []
-    plan = Plan(TextSource(inputs, spec.read), ahead=AHEAD).map(Encode(tokenizer), width=WIDTH, ahead=AHEAD)
-    with (
-        STORES[spec.store].writer(folder, tokenizer.dtype) as writer,
-        closing(Quarantine(folder / QUARANTINE_FILE)) as quarantine,
-    ):
-        read_bytes = 0
-        with start(plan) as running:
+    command = command_of(inputs, tokenizer.meta, spec)
+    chosen = inputs if spec.part is None else spec.part.of_inputs(inputs)
+    with ExitStack() as stack:
+        saved = STORES[spec.store].saved(output.folder) if output.unfinished == command else None
+        if saved is not None:
+            output.keep = True
+            try:
+                packing = stack.enter_context(Packing(output, tokenizer, spec, saved))
+            except NotResumable:
+                saved = None
+        if saved is None:
+            output.keep = False
+            output.begin(command)
+            discard(output.folder / VAL_FOLDER)
+            with DurableFile(output.folder / tokenizer.meta.name) as file:
+                file.write(tokenizer.data)
+            packing = stack.enter_context(Packing(output, tokenizer, spec, None))
+        encode = Encode(tokenizer, hashed=spec.dedup or spec.val > 0)
+        plan = Plan(TextSource(chosen, spec.read), ahead=AHEAD).map(encode, width=WIDTH, ahead=AHEAD)
+        saved_at = time.monotonic()
+        with start(plan, at=packing.source) as running:
             for item in running:
-                encoded = item.value
-                _settle(encoded.bad, spec.on_bad, quarantine)
-                writer.append(encoded.tokens, encoded.lengths)
-                digests += encoded.finished
-                read_bytes += encoded.read_bytes
-                observe(PackProgress(read_bytes, writer.documents, writer.tokens, len(quarantine)))
-        if writer.documents == 0:
-            raise InputError(
-                f"{', '.join(inputs.names)}: no document: {len(quarantine)} records, none of them good; "
-                "run with --on-bad fail to see what is wrong with the first"
-            )
-        kept = quarantine.finish()
-        written = writer.finish()
-    meta = CorpusMeta(
-        format=FORMAT,
-        store=spec.store,
-        dtype=tokenizer.dtype,
-        documents=written.documents,
-        tokens=written.tokens,
-        digest=written.digest,
-        tokenizer=tokenizer.meta,
-        shards=written.shards,
-        bounds=written.bounds,
-        lengths=written.lengths,
-        inputs=fingerprints(inputs, digests),
-        options=spec.options,
-        quarantine=kept,
-    )
-    output.commit(meta)
-    return meta
+                packing.add(item.value, item.resume)
+                observe(packing.progress)
+                if time.monotonic() - saved_at >= spec.save_every_s:
+                    packing.save()
+                    saved_at = time.monotonic()
+        return packing.finish(inputs, chosen)
 
 
 def train_on(inputs: Inputs, train_spec: TrainSpec, spec: PackSpec, observe: Observer) -> bytes:
@@ -125,7 +100,7 @@ def train_on(inputs: Inputs, train_spec: TrainSpec, spec: PackSpec, observe: Obs
             for item in running:
                 group = item.value
                 if spec.on_bad == "fail":
-                    _refuse(group.bad)
+                    refuse(group.bad)
                 yield from group.texts
                 read_bytes += group.read_bytes
                 documents += len(group.texts)
@@ -135,6 +110,36 @@ def train_on(inputs: Inputs, train_spec: TrainSpec, spec: PackSpec, observe: Obs
     # The trainer stops pulling where it fails; the generator is closed so that the engine ends with it.
     with closing(texts()) as source:
         return train(train_spec, source)
+
+
+def command_of(inputs: Inputs, tokenizer: TokenizerMeta | None, spec: PackSpec) -> State:
+    """What a pack is of, as plain data: one that was killed is gone on with where this is the same.
+
+    Inputs by size and time of change: to hash what has been read already would cost as much as reading it.
+    """
+    seen = blake3()
+    for file in inputs.files:
+        changed = Path(file.path).stat().st_mtime_ns if Path(file.path).exists() else 0
+        seen.update(f"{file.label}\0{file.bytes}\0{changed}\n".encode())
+    command = {
+        "format": FORMAT,
+        "store": spec.store,
+        "options": dict(spec.options),
+        "inputs": [list(inputs.names), seen.hexdigest()],
+        "tokenizer": None if tokenizer is None else asdict(tokenizer),
+    }
+    return cast("State", json.loads(json.dumps(command)))
+
+
+def trained_before(inputs: Inputs, output: Output, spec: PackSpec) -> bytes | None:
+    """The tokenizer that a killed pack of the same inputs and options had trained, if it had come to packing."""
+    if output.unfinished is None or STORES[spec.store].saved(output.folder) is None:
+        return None
+    if {**output.unfinished, "tokenizer": None} != command_of(inputs, None, spec):
+        return None
+    with suppress(OSError):
+        return (output.folder / TOKENIZER_FILE).read_bytes()
+    return None
 
 
 def differences(
@@ -165,25 +170,11 @@ def differences(
     if tuple(given.name for given in existing.inputs) != inputs.names:
         was_from, now_from = _names(given.name for given in existing.inputs), _names(inputs.names)
         found.append(f"it was made from {was_from}, not from {now_from}")
-    if not found and existing.inputs != fingerprints(inputs, hashed(inputs)):
+    # Where there was a limit, files after those that it came to were not read.
+    count = sum(given.files for given in existing.inputs)
+    if not found and existing.inputs != fingerprints(inputs, islice(hashed(inputs), count), limited=True):
         found.append("its inputs had another content")
     return found
-
-
-def _settle(bad: Sequence[Bad], on_bad: OnBad, quarantine: Quarantine) -> None:
-    if on_bad == "fail":
-        _refuse(bad)
-    for record in bad:
-        quarantine.add(record)
-
-
-def _refuse(bad: Sequence[Bad]) -> None:
-    if bad:
-        first = bad[0]
-        raise BadRecord(
-            f"{first.provenance}: {first.reason.replace('_', ' ')}: {first.detail}; "
-            "mend the record, or pass --on-bad quarantine to keep such records aside"
-        )
 
 
 def _token(token: SpecialToken | None) -> str:

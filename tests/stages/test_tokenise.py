@@ -36,6 +36,7 @@ awkward = st.sampled_from(
 def test_ids_are_those_of_each_text_alone_and_an_eos(texts: list[str]) -> None:
     tokenizer = TextTokenizer(TRAINED, "trained")
     serial = Tokenizer.from_str(TRAINED.decode())
+    serial.encode_special_tokens = True
     tokens, lengths = tokenizer.encode(texts)
     expected = [[*serial.encode(text, add_special_tokens=False).ids, 0] for text in texts]
     assert lengths.tolist() == [len(ids) for ids in expected]
@@ -135,3 +136,31 @@ def test_groups_pass_on_what_they_carry(tokenizer: TextTokenizer) -> None:
     group = Group(texts=(), bad=(), finished=(), read_bytes=7, text_bytes=5 << 20, provenance="x:1")
     encoded = Encode(tokenizer)(group)
     assert (encoded.tokens.size, encoded.lengths.size, encoded.read_bytes) == (0, 0, 7)
+
+
+def test_text_that_spells_a_special_token_is_text() -> None:
+    """Else a document could end itself."""
+    text = "before<|endoftext|>after"
+    plain = TextTokenizer(TRAINED, "trained")
+    ids = plain.encode([text])[0][:-1].tolist()
+    assert 0 not in ids
+    assert plain.tokenizer.decode(ids) == text
+    parsing = TextTokenizer(TRAINED, "trained", parse_special=True)
+    assert parsing.encode([text])[0].tolist().count(0) == 2
+
+
+def test_a_bos_begins_each_document() -> None:
+    tokenizer = TextTokenizer(TRAINED, "trained", bos="<|endoftext|>")
+    tokens, lengths = tokenizer.encode(["the cat", ""])
+    expected, _ = TextTokenizer(TRAINED, "trained").encode(["the cat"])
+    assert tokens.tolist() == [0, *expected.tolist(), 0, 0]
+    assert lengths.tolist() == [1 + expected.size, 2]
+    with pytest.raises(TokenizerError, match="no token '<s>' to begin documents with"):
+        TextTokenizer(TRAINED, "trained", bos="<s>")
+
+
+def test_hashes_are_of_the_text_alone(tokenizer: TextTokenizer) -> None:
+    encoded = Encode(tokenizer, hashed=True)(Group(("a", "b", "a"), (), (), 3, 3, "x:1"))
+    assert encoded.hashes is not None
+    assert encoded.hashes.shape == (3, 2)
+    assert encoded.hashes.tolist()[0] == encoded.hashes.tolist()[2] != encoded.hashes.tolist()[1]

@@ -7,7 +7,6 @@ import os
 import pty
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -267,6 +266,16 @@ def bad_inputs(folder: Path, tokenizer: Path) -> Iterator[tuple[list[str | Path]
     yield [good, *usual, "--exclude", os.fsdecode(b"\xff*")], MISTAKE, "expected UTF-8"
     yield [good, *usual, "--workers", "-1"], MISTAKE, "--workers"
     yield [good, *usual, "--max-record-bytes", "0"], MISTAKE, "--max-record-bytes"
+    yield [good, *usual, "--limit", "0"], MISTAKE, "--limit"
+    yield [good, *usual, "--val", "1"], MISTAKE, "--val"
+    yield [good, *usual, "--bos", "<begin>"], MISTAKE, "no token '<begin>'"
+    yield [good, *usual, "--part", "3/2"], MISTAKE, "--part: a part is one of 1/2 to 2/2"
+    yield [good, *usual, "--part", "1/2", "--limit", "2"], MISTAKE, "exclude each other"
+    yield (
+        [good, "--out", folder / "out", "--train-tokenizer", "bpe:300", "--part", "1/2"],
+        MISTAKE,
+        "exclude each other",
+    )
 
 
 def test_mistakes_are_explained_and_leave_nothing(
@@ -351,34 +360,6 @@ def test_no_space_left_ends_it_cleanly(
     assert run(lines, "--out", small_disk / "out", "--tokenizer", tokenizer) == FAILED
     assert "No space left on device" in capsys.readouterr().err
     assert list(small_disk.iterdir()) == []
-
-
-@pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: a kill, unlike a power cut, does not ask what has been synced."""
-    if not os.access("/dev/shm", os.W_OK):
-        yield tmp_path
-        return
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        yield Path(folder)
-
-
-def test_killed_at_any_call_and_run_again_gives_the_same_bytes(
-    tmp_path: Path, memory: Path, tokenizer: Path
-) -> None:
-    text = write_lines(tmp_path / "text.jsonl", [*documents(30), ""])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.tools.killed_pack", str(text), str(tokenizer), str(memory / "work")],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert seen["wrong"] == []
-    assert seen["calls"] > 25
-    assert 0 < seen["committed"] < seen["calls"]
 
 
 def test_shows_a_bar_on_a_terminal(lines: Path, tokenizer: Path, tmp_path: Path) -> None:
