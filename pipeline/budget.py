@@ -18,6 +18,7 @@ from .window import Window
 
 DEFAULT_BYTES = 512 << 20
 
+_UNKNOWN_BYTES = 1 << 10
 _SAMPLE = 32
 """Elements of a long container that are weighed; the others are taken to weigh as much."""
 
@@ -28,12 +29,17 @@ def size_of(value: object) -> int:
     What has an `nbytes` (arrays, tensors, Arrow tables, one's own classes) says it itself. Containers and the
     fields of other objects are added up, two levels deep; of a long container a sample is weighed.
     """
-    return _size_of(value, 2)
+    if type(value) is int:
+        return 32
+    try:
+        return _size_of(value, 2)
+    except Exception:  # noqa: BLE001 - an object's own attributes and size are code that may raise anything
+        return _UNKNOWN_BYTES
 
 
 def _size_of(value: object, depth: int) -> int:
     kind = type(value)
-    if kind is int or kind is float or kind is bool or value is None:
+    if kind is float or kind is int or kind is bool or value is None:
         return 32
     nbytes = getattr(value, "nbytes", None)
     if type(nbytes) is int:

@@ -254,7 +254,7 @@ class Engine:
                 FoldThread(spec, at, before, source, out, self.budget, claim, bells, meters[0])
             )
             return
-        intake = Intake(spec, source, out, self.budget, claim)
+        intake = Intake(spec, source, out, self.budget, claim, self._fault)
         if spec.place == "loop":
             self._runners.append(LoopMap(spec, intake, _on_loop(room), _on_loop(filled), meters))
         else:
@@ -264,6 +264,10 @@ class Engine:
     def _add_threaded(self, runner: ThreadRunner) -> None:
         self._runners.append(runner)
         self._threaded.append(runner)
+
+    def _fault(self, error: BaseException) -> None:
+        """End the plan with what the engine's own code raised in a thread."""
+        self.abort(_fault(error))
 
     def _may_take(self) -> bool:
         return self.outlet.is_ready() or self.aborted is not None
@@ -325,6 +329,10 @@ def _first_of(failures: BaseExceptionGroup[BaseException]) -> PipelineError:
     for failure in failures.exceptions:
         if isinstance(failure, PipelineError):
             return failure
-    fault = PipelineError(f"a fault of the engine itself: {failures.exceptions[0]!r}")
-    fault.__cause__ = failures
+    return _fault(failures.exceptions[0])
+
+
+def _fault(error: BaseException) -> PipelineError:
+    fault = PipelineError(f"a fault of the engine itself: {error!r}")
+    fault.__cause__ = error
     return fault

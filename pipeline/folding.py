@@ -76,9 +76,7 @@ class FoldThread:
             self._room.wait(self._out.has_room)
         except Stopped:
             return
-        last = Slot(self._outputs, None, None)
-        last.end(error)
-        self._out.push(last, END)
+        self._out.push(Slot.last(error, self._outputs))
 
     def _run(self) -> StageFailed | None:
         """Fold until the input is over; gives the error that ended it, if one did."""
@@ -126,14 +124,14 @@ class FoldThread:
             resume = with_stage(self._upstream, self._spec.name, self._fold.state())
             waited += self._pass(value, resume)
             del value
-        self._meter.call(index, began + waited, perf_counter())
+        self._meter.call(index, began, perf_counter(), waited)
 
     def _pass(self, value: object, resume: State) -> float:
         """Publish one output; gives the seconds that were spent waiting for room."""
         waited = 0.0 if self._may_reserve() else self._wait_for_room()
         self._output_bytes = nbytes = size_of(value)
         self._budget.add(nbytes)
-        self._out.push(Slot(self._outputs, value, resume, nbytes), VALUE)
+        self._out.push(Slot(VALUE, self._outputs, value, resume, nbytes))
         self._meter.out(1, nbytes)
         self._meter.emitted(self._outputs)
         self._outputs += 1

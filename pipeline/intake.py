@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from .budget import Budget, Claim, size_of
 from .errors import StageFailed
@@ -20,8 +21,18 @@ _LEARN = 0.25
 class Intake:
     """Shared by a map's workers, who take turns to admit and settle on their own."""
 
-    def __init__(self, spec: Mapping, source: Window, out: Window, budget: Budget, claim: Claim) -> None:
+    def __init__(
+        self,
+        spec: Mapping,
+        source: Window,
+        out: Window,
+        budget: Budget,
+        claim: Claim,
+        fault: Callable[[BaseException], None],
+    ) -> None:
         self.name = spec.name
+        self.fault = fault
+        """To be called with what a worker's own code raises: without it the consumer would wait for ever."""
         self.source = source
         self.out = out
         self.over = False
@@ -66,7 +77,7 @@ class Intake:
         for slot in slots:
             slot.kind = PENDING
             slot.nbytes += output_bytes
-            out.reserve(slot)
+        out.reserve(slots)
         if output_bytes:
             self._budget.add(output_bytes * len(slots))
         return slots
@@ -78,7 +89,7 @@ class Intake:
             return []
         if slot.kind is END:
             self.over = True
-            self.out.push(slot, END)
+            self.out.push(slot)
             return []
         return [slot]
 
@@ -95,6 +106,22 @@ class Intake:
             self.out.published()
         more = nbytes - self._output_bytes
         self._output_bytes += more if -64 < more < 64 else more // 4
+
+    def done_together(self, slots: list[Slot], values: list[object], tally: Tally) -> None:
+        """Publish the results of calls that a worker made in a row; of both lists nothing is kept."""
+        sizes = list(map(size_of, values))
+        change = 0
+        for slot, value, nbytes in zip(slots, values, sizes, strict=True):
+            change += nbytes - slot.nbytes
+            slot.value = value
+            slot.nbytes = nbytes
+            slot.kind = VALUE
+        self.out.published()
+        total = sum(sizes)
+        tally.items += len(sizes)
+        tally.nbytes += total
+        tally.change += change
+        self._output_bytes = total // len(sizes)
 
     def failed(self, slot: Slot, error: BaseException, *, may_drop: bool = True) -> bool:
         """Publish what a call raised; gives whether the stage goes on."""

@@ -68,6 +68,8 @@ class ProcessMap:
                 self._fail(driver, error)
         except Stopped:
             pass
+        except BaseException as error:  # noqa: BLE001 - a thread's end must not pass in silence
+            self._intake.fault(error)
         finally:
             driver.end()
 

@@ -15,12 +15,10 @@ from .resuming import from_source
 from .statistics import Meter
 from .stopping import task_is_stopped
 from .waiting import LoopBell
-from .window import END, VALUE, Slot, Window
+from .window import VALUE, Slot, Window
 
 _ACCOUNT_BYTES = 64 << 10
 _ACCOUNT_ITEMS = 32
-_TOGETHER_S = 50e-6
-"""Items that come faster are accounted for, and timed, together."""
 
 
 @runtime_checkable
@@ -56,7 +54,7 @@ class Reader:
         self._new_items = 0
         self._new_bytes = 0
         self._began = 0.0
-        self._together_s = 0.0 if meter.one_by_one else _TOGETHER_S
+        self._most = 1 if meter.one_by_one else _ACCOUNT_ITEMS
         self._failures = 0
 
     def coroutines(self) -> list[Coroutine[object, object, None]]:
@@ -78,9 +76,7 @@ class Reader:
             self._account()
         if not self._out.has_room():
             await self._bell.wait(self._out.has_room)
-        last = Slot(self._index, None, None)
-        last.end(error)
-        self._out.push(last, END)
+        self._out.push(Slot.last(error, self._index))
 
     async def _read_or_wait(self) -> bool:
         """Read to the end: True. After a transient error wait as long as it takes to try again: False."""
@@ -102,7 +98,7 @@ class Reader:
         if not self._may_read():
             await self._wait()
         self._began = perf_counter()
-        out, stateful = self._out, self._stateful
+        out, stateful, most = self._out, self._stateful, self._most
         items = self._spec.source.read(self._at)
         try:
             async for item in items:
@@ -111,17 +107,14 @@ class Reader:
                 value, self._at = item
                 nbytes = size_of(value)
                 out.push(
-                    Slot(self._index, value, from_source(self._at) if stateful else self._at, nbytes), VALUE
+                    Slot(VALUE, self._index, value, from_source(self._at) if stateful else self._at, nbytes)
                 )
                 self._index += 1
                 self._new_items += 1
                 self._new_bytes += nbytes
                 del item, value  # what has been handed on must not be kept alive from here
-                if (
-                    self._new_bytes >= _ACCOUNT_BYTES
-                    or self._new_items >= _ACCOUNT_ITEMS
-                    or perf_counter() - self._began > self._together_s
-                ):
+                # Items that come faster than they are taken are accounted for, and timed, together.
+                if self._new_items >= most or self._new_bytes >= _ACCOUNT_BYTES or out.filled_bell.waiting:
                     self._account()
                 # Room comes first, so that nothing is read that there is no room for. Over the budget by what is
                 # not yet accounted for is little beside any budget.
@@ -154,8 +147,8 @@ class Reader:
             self._account()
         began = perf_counter()
         await self._bell.wait(self._may_read)
+        self._meter.blocked(perf_counter() - began)
         self._began = perf_counter()
-        self._meter.blocked(self._began - began)
 
     def _failure(self, error: BaseException) -> StageFailed:
         return StageFailed.of(error, stage=self._spec.name, index=self._index)

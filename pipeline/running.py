@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar, cast
@@ -71,6 +71,8 @@ class Running(Iterator[Item[T]], Generic[T]):
         self._consumer = engine.consumer
         self._over: StopIteration | PipelineError | None = None
         self._taken_bytes = 0
+        # The plan's signatures hold the stages together, and only the last slot has no resume.
+        self._item = cast("Callable[[object, State | None], Item[T]]", Item)
         # Not a __del__: this also runs when the interpreter exits, where nothing may be waited for.
         self._unclosed = weakref.finalize(self, engine.stop)
 
@@ -107,8 +109,7 @@ class Running(Iterator[Item[T]], Generic[T]):
             if self._taken_bytes >= _GIVE_BACK_BYTES:
                 self._give_back()
             self._consumer.items += 1
-            # The plan's signatures hold the stages together, and only the last slot has no resume.
-            return Item(cast("T", slot.value), cast("State", slot.resume))
+            return self._item(slot.value, slot.resume)
 
     def drain(self, sink: Sink[T]) -> State | None:
         """Put every value into `sink`; gives the `resume` of the last one, None where there was none."""

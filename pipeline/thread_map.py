@@ -55,14 +55,56 @@ class ThreadMap:
     def _work(self, worker: _Worker) -> None:
         try:
             while worker.slots or self._admit(worker):
-                self._perform(worker)
+                if len(worker.slots) > 1 and self._may_go_together(worker):
+                    self._perform_together(worker)
+                else:
+                    self._perform(worker)
         except Stopped:
             pass
+        except BaseException as error:  # noqa: BLE001 - a thread's end must not pass in silence
+            self._intake.fault(error)
 
     def _admit(self, worker: _Worker) -> bool:
         worker.slots += self._turns.admit(worker.meter)
         worker.slots.reverse()
         return bool(worker.slots)
+
+    def _may_go_together(self, worker: _Worker) -> bool:
+        return self._spec.time_limit_s is None and self._spec.retry is None and not worker.meter.one_by_one
+
+    def _perform_together(self, worker: _Worker) -> None:
+        """The worker's calls, which are small: what is done around each would take longer than some of them."""
+        intake, slots, meter, function = self._intake, worker.slots, worker.meter, self._spec.function
+        slots.reverse()
+        values: list[object] = []
+        error: BaseException | None = None
+        computed, began = thread_time(), perf_counter()
+        try:
+            for slot in slots:
+                values.append(function(slot.value))
+        except BaseException as raised:  # noqa: BLE001 - whatever a function raises is the consumer's to see
+            error = raised
+        if CoroutineType in map(type, values):
+            error = _closed_coroutines(values)
+        ended = perf_counter()
+        calls = len(values)
+        made, rest = slots[:calls], slots[calls:]
+        del slot
+        slots.clear()
+        if made:
+            meter.calls(made[0].index, calls, began, ended)
+            meter.computed(thread_time() - computed)
+            intake.done_together(made, values, worker.tally)
+            made.clear()
+            values.clear()
+            intake.took(calls, ended - began, worker.tally, meter)
+        if error is not None:
+            failed = rest.pop(0)
+            meter.call(failed.index, ended, ended)
+            if intake.failed(failed, error):
+                meter.dropped()
+                slots += reversed(rest)
+            error = None  # it holds this frame, which holds it
 
     def _perform(self, worker: _Worker) -> None:
         """The worker's calls, from the last slot to the first."""
@@ -162,3 +204,13 @@ class _Worker:
         """Calls to do, the last one first."""
         self.call: Call | None = None
         """The one it is in, where the stage has a time limit."""
+
+
+def _closed_coroutines(values: list[object]) -> TypeError:
+    """Close the coroutines among `values`, and leave there what comes before the first."""
+    first = next(number for number, value in enumerate(values) if isinstance(value, CoroutineType))
+    for value in values[first:]:
+        if isinstance(value, CoroutineType):
+            value.close()
+    del values[first:]
+    return TypeError("the function gave a coroutine, which a thread cannot await: give on='loop'")

@@ -43,12 +43,17 @@ class Slot:
 
     __slots__ = ("index", "kind", "nbytes", "resume", "value")
 
-    def __init__(self, index: int, value: object, resume: State | None, nbytes: int = 0) -> None:
-        self.kind = PENDING
+    def __init__(self, kind: Kind, index: int, value: object, resume: State | None, nbytes: int) -> None:
+        self.kind = kind
         self.index = index
         self.value = value
         self.resume = resume
         self.nbytes = nbytes
+
+    @classmethod
+    def last(cls, error: PipelineError | None, index: int) -> Slot:
+        """The last slot of a window."""
+        return cls(END, index, error, None, 0)
 
     def end(self, error: PipelineError | None = None) -> None:
         """Make this the last slot of its window."""
@@ -97,13 +102,12 @@ class Window:
         """How many slots may be reserved. For the reserving side it only grows."""
         return self.ahead - len(self._slots)
 
-    def reserve(self, slot: Slot) -> None:
-        """Make `slot`, PENDING, the next one in order; there must be room."""
-        self._slots.append(slot)
+    def reserve(self, slots: list[Slot]) -> None:
+        """Make `slots`, which are PENDING, the next ones in order; there must be room."""
+        self._slots.extend(slots)
 
-    def push(self, slot: Slot, kind: Kind) -> None:
-        """Reserve and publish at once; there must be room. For stages whose outputs come in order."""
-        slot.kind = kind
+    def push(self, slot: Slot) -> None:
+        """Reserve and publish at once a slot that is not PENDING; there must be room."""
         self._slots.append(slot)
         if self.filled_bell.waiting:
             self.filled_bell.ring()

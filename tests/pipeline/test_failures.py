@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import pytest
 
 from pipeline import Item, PipelineError, Plan, StageFailed, State, start
+from pipeline.intake import Intake
+from tests.contracts.engine import ListSource
 from tests.pipeline.sources import Count, TwoArguments, double, triple
 
 
@@ -249,3 +251,32 @@ def test_failure_to_close_does_not_hide_what_went_wrong_before() -> None:
     with pytest.raises(ZeroDivisionError) as error, start(Plan(ClosesBadly(1000))) as running:
         print(1 // next(running).value)
     assert "Input/output error" in error.value.__notes__[0]
+
+
+@pytest.mark.parametrize("kind", ["source", "loop", "thread"])
+def test_a_value_that_cannot_be_weighed_passes(kind: str) -> None:
+    class Heavy:
+        @property
+        def nbytes(self) -> int:
+            raise OSError("no such weight")
+
+    def make(_: object) -> Heavy:
+        return Heavy()
+
+    source = ListSource([Heavy()] * 5 if kind == "source" else [*range(5)])
+    plan = (
+        Plan(source)
+        if kind == "source"
+        else Plan(source).map(make, on="loop" if kind == "loop" else "thread")
+    )
+    with start(plan) as running:
+        assert sum(isinstance(item.value, Heavy) for item in running) == 5
+
+
+def test_a_fault_in_a_worker_ends_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("in the engine")
+
+    monkeypatch.setattr(Intake, "took", broken)
+    with pytest.raises(PipelineError, match="a fault of the engine itself: ZeroDivisionError"):
+        run_out(Plan(Count(500)).map(triple))
