@@ -116,5 +116,5 @@ def test_a_peer_that_is_not_installed_is_left_out(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(contest, "find_spec", lambda name: None if name in {"spdl", "grain"} else object())
-    assert contest.sides() == ["headrace", "limit", "queue", "torchdata", "dataloader"]
+    assert contest.sides() == ["headrace", "limit", "queue", "torchdata", "torchdata-prebatch", "dataloader"]
     assert "grain, spdl" in capsys.readouterr().err

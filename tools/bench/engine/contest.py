@@ -16,6 +16,7 @@ PEERS = {
     "spdl": "spdl",
     "spdl-lists": "spdl",
     "torchdata": "torchdata",
+    "torchdata-prebatch": "torchdata",
     "dataloader": "torch",
     "grain": "grain",
 }

@@ -1,4 +1,4 @@
-"""torchdata.nodes: a ParallelMapper for each map, with `prebatch` of a group: it holds two for each worker.
+"""torchdata.nodes: a ParallelMapper for each map, as its documents show it.
 
 Arrays that cross processes are made tensors, for which torch's queues use shared memory; within threads that is slower.
 """
@@ -26,7 +26,7 @@ class ToTensor:
 
 
 @contextmanager
-def opened(workload: Workload, stamps: Stamps) -> Iterator[Iterator[object]]:
+def opened(workload: Workload, stamps: Stamps, prebatch: int | None = None) -> Iterator[Iterator[object]]:
     tensors = workload.on == "process" and workload.use is not None
     node: nodes.BaseNode[object] = nodes.IterableWrapper(indices(stamps))
     for function in workload.maps:
@@ -35,6 +35,6 @@ def opened(workload: Workload, stamps: Stamps) -> Iterator[Iterator[object]]:
             ToTensor(function) if tensors else function,
             num_workers=workload.width,
             method=workload.on,
-            prebatch=workload.group,
+            prebatch=prebatch,
         )
     yield iter(nodes.Loader(node))
