@@ -124,6 +124,46 @@ def test_low_bits_are_fair() -> None:
     assert abs(chi_square_z(np.bincount(pairs, minlength=16))) < 5
 
 
+@pytest.mark.parametrize("n", [10, 31, 100, 999])
+def test_small_orders_are_uniform_over_seeds(n: int) -> None:
+    """Every sample is as likely at every place, and after every other sample."""
+    orders = np.stack([whole(n, seed, seed % 3) for seed in range(1500)])
+    for place in (0, n // 2, n - 1):
+        assert abs(chi_square_z(np.bincount(orders[:, place], minlength=n))) < 5
+    steps = (orders[:, 1:] - orders[:, :-1]) % n
+    counts = np.bincount(steps.reshape(-1), minlength=n)[1:]  # no sample follows itself
+    # Steps within one order are not independent, but for samples without replacement the bias is below 1 / n.
+    assert abs(chi_square_z(counts)) < 6
+    near, far = orders[:, :-1].reshape(-1), orders[:, 1:].reshape(-1)
+    # Without replacement neighbours repel each other: the expected correlation is -1 / (n - 1).
+    assert abs(np.corrcoef(near, far)[0, 1] + 1 / (n - 1)) < 5 / np.sqrt(near.size)
+
+
+@pytest.mark.parametrize("n", [10**5 + 3, 10**6, 2**22 - 1, 10**7 + 19, 10**8, 10**9])
+@pytest.mark.parametrize("where", ["first", "middle", "last"])
+def test_large_orders_are_uniform_wherever_one_looks(n: int, where: str) -> None:
+    """A stretch of 100,000 places: its samples are spread evenly, and its neighbours are strangers."""
+    stretch = 100_000
+    begin = {"first": 0, "middle": (n - stretch) // 2, "last": n - stretch}[where]
+    order = Permutation(n, 11, 2)(np.arange(begin, begin + stretch))
+    assert np.unique(order).size == stretch
+    # Drawn without replacement, counts spread less than chance by the share that is drawn.
+    drawn = min(stretch / n, 0.999)
+    cells = np.bincount(order * 64 // n, minlength=64)
+    spread = ((cells - stretch / 64) ** 2 / (stretch / 64)).sum()
+    if drawn < 0.5:
+        spread /= 1 - drawn
+        assert abs(spread - 63) / np.sqrt(2 * 63) < 5
+    for apart in (1, 2, 7, 64, 1000):
+        near, far = order[:-apart].astype(np.float64), order[apart:].astype(np.float64)
+        assert abs(np.corrcoef(near, far)[0, 1]) < 5 / np.sqrt(near.size)
+        pairs = (order[:-apart] * 8 // n) * 8 + order[apart:] * 8 // n
+        assert abs(chi_square_z(np.bincount(pairs, minlength=64))) < 6
+        differences = ((order[apart:] - order[:-apart]) % n) * 32 // n
+        assert abs(chi_square_z(np.bincount(differences, minlength=32))) < 5
+    assert abs(chi_square_z(np.bincount(order % 16, minlength=16))) < 5
+
+
 @pytest.mark.parametrize(
     ("n", "seed", "epoch", "message"),
     [
