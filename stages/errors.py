@@ -3,6 +3,10 @@
     StagesError                     1  a failure that nothing below says better
     ├── InputError                  2  an input that is missing, unreadable, without text, or no kind that is read
     │   └── BadRecord               2  one record that breaks the rules, under the policy `fail`
+    ├── StorageError                2  a place that cannot be read or written
+    │   ├── StorageMissing          2  nothing of that path
+    │   ├── StorageTaken            2  there already, where nothing was to be replaced
+    │   └── StorageUnavailable      1  no answer, or a busy store: worth another try
     ├── TokenizerError              2  a file that is no tokenizer, or one that lacks what the corpus needs
     ├── OutputError                 2  the output folder cannot be written
     │   ├── OutputBusy              2  another process is writing there
@@ -35,6 +39,22 @@ class InputError(StagesError):
 
 class BadRecord(InputError):
     pass
+
+
+class StorageError(StagesError):
+    exit_code: ClassVar[int] = 2
+
+
+class StorageMissing(StorageError):
+    pass
+
+
+class StorageTaken(StorageError):
+    pass
+
+
+class StorageUnavailable(StorageError):
+    exit_code: ClassVar[int] = 1
 
 
 class TokenizerError(StagesError):

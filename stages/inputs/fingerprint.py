@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -9,8 +10,11 @@ from blake3 import blake3
 
 from stages.corpus.meta import InputMeta
 from stages.errors import InputError
+from stages.inputs.reading import Reading
 from stages.inputs.record import FileDigest
 from stages.inputs.scan import Inputs
+from stages.inputs.spec import ReadSpec
+from stages.storage import Storages, locate
 
 
 def fingerprints(
@@ -44,8 +48,14 @@ def fingerprints(
 
 
 def hashed(inputs: Inputs) -> Iterable[FileDigest]:
-    """Hash every file, without reading it as text. Raises InputError."""
+    """Hash every file, without reading it as text. Raises InputError, StorageUnavailable."""
+    storages = Storages()
     for index, file in enumerate(inputs.files):
+        if locate(file.path) is not None:
+            reading = Reading(file, ReadSpec(), storages)
+            asyncio.run(reading.rest())
+            yield FileDigest(index, reading.read_bytes, reading.digest())
+            continue
         try:
             digest = blake3(max_threads=1).update_mmap(file.path).hexdigest()
             yield FileDigest(index, Path(file.path).stat().st_size, digest)

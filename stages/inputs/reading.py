@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
-from typing import TypeAlias
+from contextlib import aclosing, nullcontext
+from tempfile import NamedTemporaryFile
+from typing import IO, TypeAlias
 
 import aiofiles
 from blake3 import blake3
 
-from stages.errors import InputError
+from stages.errors import InputError, StorageError, StorageUnavailable
 from stages.inputs.arrow import arrow_rows
 from stages.inputs.columns import Rows
 from stages.inputs.inflate import inflate
@@ -22,6 +23,7 @@ from stages.inputs.spec import ReadSpec
 from stages.inputs.stream import JsonLines, Parser, Pull, WholeText
 from stages.inputs.tar import Tar
 from stages.inputs.tfrecord import tfrecord_steps
+from stages.storage import Location, Storages, locate, stream
 
 READ_BYTES = 1 << 20
 _Table: TypeAlias = Callable[[str, Judge, str, int], Rows]
@@ -36,8 +38,11 @@ class Reading:
     reads leaves out the rest.
     """
 
-    def __init__(self, file: InputFile, spec: ReadSpec, data: bytes | None, done: int) -> None:
-        self._file, self._spec, self._data, self._done = file, spec, data, done
+    def __init__(
+        self, file: InputFile, spec: ReadSpec, storages: Storages, data: bytes | None = None, done: int = 0
+    ) -> None:
+        self._file, self._spec, self._storages, self._data, self._done = file, spec, storages, data, done
+        self._location = locate(file.path)
         self._hash = blake3()
         self._taken = 0
         self._over = False
@@ -52,7 +57,7 @@ class Reading:
         return fresh
 
     def records(self) -> AsyncGenerator[Record, None]:
-        """All records, in order. Raises InputError where the file cannot be read."""
+        """All records, in order. Raises InputError where the file cannot be read, and StorageUnavailable."""
         judge = Judge(self._file.label, self._spec.record_bytes)
         table = _TABLES.get(self._file.kind)
         if table is not None:
@@ -74,14 +79,33 @@ class Reading:
             if self._data:
                 yield self._read(self._data)
             return
+        async with aclosing(
+            self._on_disk() if self._location is None else self._in_store(self._location)
+        ) as pieces:
+            async for piece in pieces:
+                yield self._read(piece)
+        self._over = True
+
+    async def _on_disk(self) -> AsyncGenerator[bytes, None]:
         try:
             async with aiofiles.open(self._file.path, "rb", buffering=0) as file:
                 await file.seek(self.read_bytes)
                 while piece := await file.read(READ_BYTES):
-                    yield self._read(piece)
+                    yield piece
         except OSError as error:
             raise self._unreadable(error) from error
-        self._over = True
+
+    async def _in_store(self, location: Location) -> AsyncGenerator[bytes, None]:
+        try:
+            storage = self._storages.at(location.root)
+            pieces = stream(storage, location.path, self.read_bytes, self._file.bytes, piece_bytes=READ_BYTES)
+            async with aclosing(pieces):
+                async for piece in pieces:
+                    yield piece
+        except StorageUnavailable:
+            raise
+        except StorageError as error:
+            raise InputError(f"{self._file.label}: cannot be read: {error}") from error
 
     def _read(self, piece: bytes) -> bytes:
         self._hash.update(piece)
@@ -108,14 +132,27 @@ class Reading:
             yield record
 
     async def _table(self, table: _Table, judge: Judge) -> AsyncGenerator[Record, None]:
-        await self.rest()
-        rows = table(self._file.path, judge, self._spec.field, self._done)
-        try:
-            while (found := await asyncio.to_thread(next, rows, None)) is not None:
-                for record in found:
-                    yield record
-        except OSError as error:
-            raise self._unreadable(error) from error
+        """Tables are read at places, by a library that wants a file: one that lies elsewhere is brought here first."""
+        with NamedTemporaryFile(prefix="headrace-") if self._location is not None else nullcontext() as copy:
+            try:
+                await self._bring(copy)
+                rows = table(
+                    self._file.path if copy is None else copy.name, judge, self._spec.field, self._done
+                )
+                while (found := await asyncio.to_thread(next, rows, None)) is not None:
+                    for record in found:
+                        yield record
+            except OSError as error:
+                raise self._unreadable(error) from error
+
+    async def _bring(self, copy: IO[bytes] | None) -> None:
+        """Read the whole file, to hash it and to keep it in `copy`."""
+        async with aclosing(self._pieces()) as pieces:
+            async for piece in pieces:
+                if copy is not None:
+                    await asyncio.to_thread(copy.write, piece)
+        if copy is not None:
+            await asyncio.to_thread(copy.flush)
 
     def _unreadable(self, error: OSError) -> InputError:
         return InputError(f"{self._file.label}: cannot be read: {error.strerror or error}")

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from glob import has_magic, iglob
+from itertools import takewhile
 from pathlib import Path
 
-from stages.errors import InputError
+from stages.errors import InputError, StorageError, StorageMissing, StorageUnavailable
 from stages.inputs.datasets import data_names
 from stages.inputs.inflate import Coding
 from stages.inputs.suffixes import READ, TEXT_GLOBS, Kind, kind_of
+from stages.storage import Location, Storages, locate
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
     path: str
+    """On disk, or a URI."""
     label: str
     """How messages and provenance name it: the argument's last part and the path below it, the same on every
     machine."""
@@ -63,38 +67,135 @@ class Choice:
         return not _matches(name, below, self.exclude) and not _matches(name, f"{below}/", self.exclude)
 
 
-def scan(arguments: Sequence[Path], choice: Choice | None = None, *, output: Path | None = None) -> Inputs:
+def scan(
+    arguments: Sequence[Path | str],
+    choice: Choice | None = None,
+    *,
+    output: Path | None = None,
+    storages: Storages | None = None,
+) -> Inputs:
     """Find every file: arguments in their order, folders walked in sorted order.
 
-    An argument is a file, a folder, or, where there is nothing of that name, a pattern with `*`, `**`, `?` or `[`. Of a
-    folder that Hugging Face `datasets` saved, the data files are taken, in its order. `output`, the folder that the
-    corpus goes to, is not walked. Raises InputError, naming the argument.
+    An argument is a file, a folder, or, where there is nothing of that name, a pattern with `*`, `**`, `?` or `[`; on
+    disk, or as a URI such as `s3://bucket/folder`. Of a folder that Hugging Face `datasets` saved, the data files are
+    taken, in its order. `output`, the folder that the corpus goes to, is not walked. Where there are URIs, it runs an
+    event loop of its own. Raises InputError, naming the argument, and StorageUnavailable.
     """
     choice = choice or Choice()
+    storages = storages or Storages()
     files: list[InputFile] = []
+    names: list[str] = []
     folders: list[bool] = []
     for index, argument in enumerate(arguments):
-        found = len(files)
-        pattern = is_pattern(argument)
-        if pattern:
-            files += _matching(index, argument, choice)
-        else:
-            files += _files(index, argument, choice, None if output is None else os.path.realpath(output))
-        if len(files) == found:
+        location = _located(str(argument))
+        found = (
+            _on_disk(index, Path(argument), choice, output)
+            if location is None
+            else asyncio.run(_in_store(index, location, choice, storages))
+        )
+        if not found.files:
             raise InputError(
                 f"{argument}: matches no file; is it quoted, and relative to the folder at hand?"
-                if pattern
+                if found.is_pattern
                 else f"{argument}: holds no text: no file below it matches {_listed(choice.globs)}; "
                 "name the files wanted with --glob"
             )
-        folders.append(pattern or argument.is_dir())
-    names = (_printable(str(a)) if is_pattern(a) else _label(a) for a in arguments)
+        files += found.files
+        names.append(found.name)
+        folders.append(found.is_folder or found.is_pattern)
     return Inputs(names=tuple(names), folders=tuple(folders), files=tuple(files))
 
 
-def is_pattern(argument: Path) -> bool:
-    """Whether an argument stands for the files that match it: a file of just that name comes first."""
-    return has_magic(str(argument)) and not os.path.lexists(argument)
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What one argument stands for."""
+
+    name: str
+    files: list[InputFile]
+    is_folder: bool
+    is_pattern: bool
+
+
+def _on_disk(index: int, argument: Path, choice: Choice, output: Path | None) -> _Found:
+    if has_magic(str(argument)) and not os.path.lexists(argument):  # a file of just that name comes first
+        return _Found(_printable(str(argument)), [*_matching(index, argument, choice)], False, True)
+    files = [*_files(index, argument, choice, None if output is None else os.path.realpath(output))]
+    return _Found(_label(argument), files, argument.is_dir(), False)
+
+
+def _located(argument: str) -> Location | None:
+    try:
+        return locate(argument)
+    except StorageError as error:
+        raise InputError(str(error)) from error
+
+
+async def _in_store(index: int, location: Location, choice: Choice, storages: Storages) -> _Found:
+    """As on disk, by the paths of objects. Raises InputError, StorageUnavailable."""
+    root, path = location.root, location.path
+    fixed = [*takewhile(lambda part: not has_magic(part), path.split("/"))]
+    folder = "/".join(fixed)
+    is_pattern = folder != path
+    label = fixed[-1] if fixed and fixed[-1] else root.rpartition("/")[2]
+    try:
+        storage = storages.at(root)
+        try:
+            size = None if is_pattern or not path else await storage.size(path)
+        except StorageMissing:
+            size = None
+        if size is not None:
+            return _Found(label, [_file(location.uri, label, size, index)], False, False)
+        entries = await storage.list(folder)
+    except StorageUnavailable:
+        raise
+    except StorageError as error:
+        raise InputError(str(error)) from error
+    if not entries:
+        raise InputError(f"{location.uri}: no such object or folder")
+    files: list[InputFile] = []
+    for entry in entries:
+        below = entry.path.removeprefix(f"{folder}/")
+        if any(part.startswith(".") for part in below.split("/")):
+            continue
+        if is_pattern:
+            taken = matches(below, path.removeprefix(f"{folder}/")) and not _matches(
+                below.rpartition("/")[2], below, choice.exclude
+            )
+        else:
+            _refuse_saved(location, below)
+            taken = _is_below(below, choice)
+        if taken:
+            files.append(_file(f"{root}/{entry.path}", f"{label}/{_printable(below)}", entry.bytes, index))
+    return _Found(_printable(path) if is_pattern else label, files, not is_pattern, is_pattern)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path is one that the pattern means, part by part; `**` is any number of folders."""
+    return _parts_match(path.split("/"), pattern.split("/"))
+
+
+def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return not parts
+    if patterns[0] == "**":
+        return any(_parts_match(parts[at:], patterns[1:]) for at in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], patterns[0]) and _parts_match(parts[1:], patterns[1:])
+
+
+def _is_below(below: str, choice: Choice) -> bool:
+    """Whether a walk would come to an object and take it."""
+    *above, name = below.split("/")
+    folders = (("/".join(above[: at + 1]), part) for at, part in enumerate(above))
+    return all(choice.enters(part, path) for path, part in folders) and choice.takes(name, below)
+
+
+def _refuse_saved(location: Location, below: str) -> None:
+    """Which of its files are the data, a saved data set says in a file: that is read on disk alone."""
+    if below.rpartition("/")[2] in ("state.json", "dataset_dict.json"):
+        raise InputError(
+            f"{location.uri}: holds a saved data set ({below}); name its data with a pattern, such as "
+            f"{location.uri}/data-*.arrow"
+        )
 
 
 def _files(index: int, argument: Path, choice: Choice, output: str | None) -> Iterator[InputFile]:

@@ -16,10 +16,12 @@ from itertools import takewhile
 from pathlib import Path
 
 from pipeline import Item, State
+from stages.errors import StorageError
 from stages.inputs.reading import Reading
 from stages.inputs.record import Bad, FileDigest, Group, Record
 from stages.inputs.scan import InputFile, Inputs
 from stages.inputs.spec import ReadSpec
+from stages.storage import Location, Storages, locate
 
 __all__ = ["SMALL_BYTES", "ReadSpec", "TextSource"]
 
@@ -32,13 +34,15 @@ class TextSource:
     """Source of Group. A state is `{"file", "row", "offset", "documents"}`: how far the file at hand is read (see
     `Record.stop`), and the documents so far.
 
-    A file that cannot be read raises InputError. Bad records are in the groups: what becomes of them is a policy
+    A file that cannot be read raises InputError; where the store that it is in does not answer, StorageUnavailable is
+    worth another try. Bad records are in the groups: what becomes of them is a policy
     of whoever consumes them.
     """
 
-    def __init__(self, inputs: Inputs, spec: ReadSpec) -> None:
+    def __init__(self, inputs: Inputs, spec: ReadSpec, storages: Storages | None = None) -> None:
         self._inputs = inputs
         self._spec = spec
+        self._storages = storages or Storages()
 
     async def read(self, at: State | None) -> AsyncIterator[Item[Group]]:
         first, row, offset, documents = _position(at)
@@ -47,8 +51,9 @@ class TextSource:
         small: deque[bytes] = deque()
         for index in range(first, len(files)):
             if not small:
-                small = await _read_small(files[index : index + SMALL_FILES])
-            reading = Reading(files[index], self._spec, small.popleft() if small else None, offset)
+                small = await _read_small(files[index : index + SMALL_FILES], self._storages)
+            data = small.popleft() if small else None
+            reading = Reading(files[index], self._spec, self._storages, data, offset)
             async with aclosing(reading.records()) as records:
                 async for record in records:
                     if record.stop <= offset:
@@ -113,13 +118,19 @@ class _Building:
         )
 
 
-async def _read_small(files: Sequence[InputFile]) -> deque[bytes]:
+async def _read_small(files: Sequence[InputFile], storages: Storages) -> deque[bytes]:
     """The contents of the first of `files`, up to one that is large, has grown, or cannot be read.
 
     That one is left to be read on its own, and to fail in its turn, after what comes before it.
     """
 
-    def read() -> deque[bytes]:
+    async def from_store(location: Location, file: InputFile) -> bytes | None:
+        try:
+            return (await storages.at(location.root).read(location.path, [(0, file.bytes)]))[0]
+        except StorageError:
+            return None
+
+    def from_disk() -> deque[bytes]:
         contents: deque[bytes] = deque()
         for file in small:
             try:
@@ -133,7 +144,18 @@ async def _read_small(files: Sequence[InputFile]) -> deque[bytes]:
         return contents
 
     small = tuple(takewhile(lambda file: file.bytes <= SMALL_BYTES, files))
-    return await asyncio.to_thread(read) if len(small) > 1 else deque()
+    if len(small) < 2:
+        return deque()
+    located = [locate(file.path) for file in small]
+    if located[0] is None:
+        small = tuple(
+            file for file, _ in takewhile(lambda pair: pair[1] is None, zip(small, located, strict=True))
+        )
+        return await asyncio.to_thread(from_disk)
+    places = takewhile(lambda location: location is not None, located)
+    asked = (from_store(place, file) for place, file in zip(places, small, strict=False) if place is not None)
+    found = await asyncio.gather(*asked)
+    return deque(data for data in takewhile(lambda data: data is not None, found) if data is not None)
 
 
 def _state(file: int, row: int, offset: int, documents: int) -> State:
