@@ -277,6 +277,10 @@ class Engine:
             self._runner.run(self._main())
 
     async def _main(self) -> None:
+        if (
+            self._stopping.is_set()
+        ):  # tasks that are cancelled before they begin would never await what they were given
+            return
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [

@@ -38,9 +38,9 @@ class Intake:
         self.over = False
         """The input is over or a call failed: nothing more is admitted."""
         self._drops = spec.on_error is not None
+        self._hop_s = HOP_S[spec.place]
         # Of a call in a process, only the whole message can be timed.
         alone = spec.place == "process" and spec.time_limit_s is not None
-        self._hop_s = HOP_S[spec.place]
         self._share = 1 if alone else max(1, spec.ahead // (2 * spec.width))
         self._budget = budget
         self._claim = claim

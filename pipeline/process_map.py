@@ -23,6 +23,9 @@ LEAVE_S = 0.25
 _AHEAD_BELOW_S = 20e-3
 """Calls that take longer are not sent ahead to a process that is busy: another one may be free sooner."""
 
+_CONSUMER_S = 1e-3
+"""How long the consumer has to take what came, and so to make room for a batch that is sent ahead."""
+
 
 class ProcessMap:
     """Runs a `Mapping` whose place is processes."""
@@ -89,7 +92,7 @@ class ProcessMap:
             and self._spec.time_limit_s is None
             and self._intake.calls_take_less(_AHEAD_BELOW_S)
         ):
-            self._send(driver, self._turns.try_to_admit())
+            self._send(driver, self._turns.try_to_admit(_CONSUMER_S))
         return bool(driver.flying)
 
     def _send(self, driver: _Driver, slots: list[Slot]) -> None:

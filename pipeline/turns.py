@@ -25,13 +25,16 @@ class Turns:
         with self._turn:
             return self._wait_and_take(meter)
 
-    def try_to_admit(self) -> list[Slot]:
-        """The next calls if there are any now, and no other thread is at its turn."""
+    def try_to_admit(self, wait_s: float) -> list[Slot]:
+        """The next calls if there are any, room for them comes within `wait_s`, and no other thread is at its turn."""
         if not self._turn.acquire(blocking=False):
             return []
         try:
             intake = self._intake
-            if intake.over or not intake.may_reserve() or not intake.may_take():
+            if intake.over or not intake.may_take():
+                return []
+            self._room.wait(intake.may_reserve, wait_s)
+            if not intake.may_reserve():
                 return []
             return intake.admit(intake.most())
         finally:

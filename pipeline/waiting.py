@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
+import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
@@ -48,18 +50,19 @@ class ThreadBell(Bell):
         self._stopped = True
         self._rung.put(None)
 
-    def wait(self, ready: Callable[[], bool]) -> None:
-        """Return once `ready()`. Raises Stopped."""
+    def wait(self, ready: Callable[[], bool], up_to_s: float = math.inf) -> None:
+        """Return once `ready()`, or after `up_to_s`. Raises Stopped."""
+        ends = time.monotonic() + up_to_s
         while True:
             self.waiting = True
-            if ready():
+            if ready() or (left_s := ends - time.monotonic()) <= 0:
                 break
             if self._stopped:
                 raise Stopped
             # A signal that arrives just before the wait does not end it: without a time limit, Ctrl-C in the main
             # thread would do nothing until the next item, which may never come.
             with contextlib.suppress(Empty):
-                self._rung.get(timeout=_LOOK_AGAIN_S)
+                self._rung.get(timeout=min(left_s, _LOOK_AGAIN_S))
         self.waiting = False
 
 
