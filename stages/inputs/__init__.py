@@ -1,7 +1,11 @@
 """Raw text, as files hold it.
 
-arguments ─► scan ─► Inputs ─► TextSource ─► Group (texts, bad records) ─► tokenise
-                      └──────► hashed, fingerprints ─► corpus.json
+paths, patterns, URIs ─► scan ─► Inputs ─► TextSource ─► Group (texts, bad records) ─► tokenise
+                                    └────► hashed, fingerprints ─► corpus.json
+
+TextSource, of each file (Reading), on disk or in a store:
+pieces ─► hash ─► Inflate ─► Parser: JsonLines, WholeText, Pull (Tar, tfrecord, mds) ─┬─► Record ─► Group
+   └───► hash ─► whole file ─► rows of a column: parquet, arrow ──────────────────────┘
 """
 
 from stages.inputs.record import Bad, FileDigest, Group, Reason

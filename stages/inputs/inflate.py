@@ -60,7 +60,7 @@ class Gzip:
         self._inside = False
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        while True:
+        while data:
             if not self._inside:
                 data = data.lstrip(b"\0")
                 if not data:
@@ -77,9 +77,6 @@ class Gzip:
                 self._inside = False
             if piece:
                 yield piece
-            # A full piece may leave more of it inside, though all input is taken.
-            if self._inside and not data and len(piece) < PIECE_BYTES:
-                return
 
     def finish(self) -> Refused | None:
         if self._inside:

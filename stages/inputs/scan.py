@@ -118,7 +118,9 @@ class _Found:
 
 def _on_disk(index: int, argument: Path, choice: Choice, output: Path | None) -> _Found:
     if has_magic(str(argument)) and not os.path.lexists(argument):  # a file of just that name comes first
-        return _Found(_printable(str(argument)), [*_matching(index, argument, choice)], False, True)
+        root, pattern = _split(argument)
+        name = f"{_label(root)}/{_printable(pattern)}"
+        return _Found(name, [*_matching(index, root, pattern, choice)], False, True)
     files = [*_files(index, argument, choice, None if output is None else os.path.realpath(output))]
     return _Found(_label(argument), files, argument.is_dir(), False)
 
@@ -166,7 +168,8 @@ async def _in_store(index: int, location: Location, choice: Choice, storages: St
             taken = _is_below(below, choice)
         if taken:
             files.append(_file(f"{root}/{entry.path}", f"{label}/{_printable(below)}", entry.bytes, index))
-    return _Found(_printable(path) if is_pattern else label, files, not is_pattern, is_pattern)
+    name = f"{label}/{_printable(path.removeprefix(f'{folder}/'))}" if is_pattern else label
+    return _Found(name, files, not is_pattern, is_pattern)
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -216,14 +219,16 @@ def _files(index: int, argument: Path, choice: Choice, output: str | None) -> It
     yield _file(str(argument), _label(argument), size, index)
 
 
-def _matching(index: int, argument: Path, choice: Choice) -> Iterator[InputFile]:
-    """Files that match a pattern, sorted as a walk would find them; what is hidden matches only a dot."""
+def _split(argument: Path) -> tuple[Path, str]:
+    """The folder that a pattern begins in, and the pattern below it."""
     parts = argument.parts
     fixed = next(at for at, part in enumerate(parts) if has_magic(part))
-    root = Path(*parts[:fixed])
-    found = iglob(  # noqa: PTH207 - a Path's takes what is hidden
-        str(Path(*parts[fixed:])), root_dir=root, recursive=True
-    )
+    return Path(*parts[:fixed]), str(Path(*parts[fixed:]))
+
+
+def _matching(index: int, root: Path, pattern: str, choice: Choice) -> Iterator[InputFile]:
+    """Files that match a pattern, sorted as a walk would find them; what is hidden matches only a dot."""
+    found = iglob(pattern, root_dir=root, recursive=True)  # noqa: PTH207 - a Path's takes what is hidden
     for below in sorted(found, key=lambda path: os.fsencode(path).split(b"/")):
         path = root / below
         if not path.is_file() or _matches(path.name, below, choice.exclude):

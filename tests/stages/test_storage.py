@@ -380,6 +380,7 @@ def test_patterns_and_single_files_in_s3(folder: Path) -> None:
         "data/settings.json",
     ]
     assert labels("s3://bucket/up/data", Choice(globs=("b/*.tar",))) == ["data/b/x.tar"]
+    assert scan(["s3://bucket/up/data/*.txt"]).names == ("data/*.txt",)
     for uri, says in (
         ("s3://bucket/up/none", "s3://bucket/up/none: no such object or folder"),
         ("s3://bucket/up/*.pdf", "matches no file"),
