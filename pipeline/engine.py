@@ -277,10 +277,8 @@ class Engine:
             self._runner.run(self._main())
 
     async def _main(self) -> None:
-        if (
-            self._stopping.is_set()
-        ):  # tasks that are cancelled before they begin would never await what they were given
-            return
+        if self._stopping.is_set():
+            return  # tasks that are cancelled before they begin never await the coroutines that they were given
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
