@@ -9,7 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
@@ -18,10 +18,10 @@ from rich.filesize import decimal
 
 from stages.corpus.merge import merge
 from stages.corpus.meta import CorpusMeta, Options, StoreName
-from stages.corpus.output import Output, claimed
-from stages.corpus.pack import OnBad, PackSpec, differences, pack, train_on, trained_before
+from stages.corpus.output import TOKENIZER_FILE, Output, claimed
+from stages.corpus.pack import OnBad, PackSpec, appended, differences, pack, train_on, trained_before, unlike
 from stages.corpus.parts import Part
-from stages.errors import OutputTaken, TokenizerError
+from stages.errors import CorpusNotFound, OutputTaken, TokenizerError
 from stages.inputs import RECORD_BYTES, TEXT_GLOBS, Choice, Inputs, ReadSpec, scan
 from stages.tokenise import TextTokenizer, TrainSpec
 from tools.pack_display import display, merge_display
@@ -71,6 +71,9 @@ class Arguments:
     document's place does not change when others are added."""
     part: str | None = None
     """i/n: pack the i-th of n parts of the inputs, whole files each; `tools.pack merge` makes one corpus of them."""
+    append: tyro.conf.FlagCreatePairsOff[bool] = False
+    """Add the documents to the corpus in DIR, made with its tokenizer, its store and the same options. Whoever reads it
+    goes on reading what was there."""
     limit: int | None = None
     """Stop after so many documents."""
     on_bad: OnBad = "fail"
@@ -115,26 +118,61 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(arguments: Arguments) -> CorpusMeta:
     """Pack, and print what came of it. Raises what stages.errors draws."""
-    source = _tokenizer(arguments)
+    source = _tokenizer(arguments) if not arguments.append else _same_tokenizer(arguments)
     spec = _spec(arguments)
     choice = Choice(arguments.glob or TEXT_GLOBS, arguments.exclude)
     inputs = scan(arguments.inputs, choice, output=arguments.out)
     with claimed(arguments.out) as output:
-        if output.existing is not None:
+        if arguments.append:
+            if output.existing is None:
+                raise CorpusNotFound(
+                    f"{arguments.out}: holds no corpus to append to; pack one without --append"
+                )
+            spec = _appending(arguments.out, output.existing, source, spec)
+            if appended(output.existing, inputs):
+                output.settle()
+                print(f"{arguments.out} holds these documents already")
+                _summarise(output.existing)
+                return output.existing
+        elif output.existing is not None:
             _expect_same(arguments.out, output.existing, inputs, source, spec)
             print(f"{arguments.out} holds this corpus already")
             _summarise(output.existing)
             return output.existing
         if isinstance(source, TrainSpec):
             source = _trained(arguments, inputs, output, source, spec)
+        before = 0 if output.existing is None else output.existing.tokens
         began = time.monotonic()
         with display("pack", inputs.bytes) as shown:
             meta = pack(inputs, source, output, spec, shown)
         elapsed_s = time.monotonic() - began
     print(f"packed {', '.join(inputs.names)} into {arguments.out}")
     _summarise(meta)
-    print(f"  speed        {meta.tokens / elapsed_s:,.0f} tokens/s over {elapsed_s:.1f} s")
+    print(f"  speed        {(meta.tokens - before) / elapsed_s:,.0f} tokens/s over {elapsed_s:.1f} s")
     return meta
+
+
+def _same_tokenizer(arguments: Arguments) -> TextTokenizer:
+    """The one that is named, or the corpus's own."""
+    if arguments.train_tokenizer is not None:
+        raise ArgumentError("--append and --train-tokenizer exclude each other: a corpus has one tokenizer")
+    path = arguments.tokenizer or arguments.out / TOKENIZER_FILE
+    return TextTokenizer.from_file(
+        path, arguments.eos, bos=arguments.bos, parse_special=arguments.parse_special
+    )
+
+
+def _appending(
+    out: Path, existing: CorpusMeta, source: TextTokenizer | TrainSpec, spec: PackSpec
+) -> PackSpec:
+    """The spec by which the corpus goes on. Raises OutputTaken where it would become a mixture of two kinds."""
+    # However its tokenizer was made: it is there.
+    options = {**spec.options, "train_tokenizer": existing.options.get("train_tokenizer")}
+    if isinstance(source, TextTokenizer) and (found := unlike(existing, source.meta, options)):
+        raise OutputTaken(
+            f"{out}: cannot be appended to: {'; '.join(found)}; use the options that it was packed with"
+        )
+    return replace(spec, options=options, store=existing.store, append=True)
 
 
 def _trained(
@@ -171,6 +209,8 @@ def _check(arguments: Arguments) -> None:
         raise ArgumentError(f"--val must be a share from 0 up to but not 1, got {arguments.val}")
     if arguments.limit is not None and arguments.limit < 1:
         raise ArgumentError(f"--limit must be 1 or more, got {arguments.limit}")
+    if arguments.append and (arguments.part is not None or arguments.limit is not None):
+        raise ArgumentError("--append excludes --part and --limit: append whole inputs to a whole corpus")
     if arguments.part is not None and arguments.limit is not None:
         raise ArgumentError(
             "--part and --limit exclude each other: no part knows how many documents others have"

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from stages.corpus.meta import CorpusMeta, DedupMeta, FileMeta, InputMeta, PartMeta, QuarantineMeta
 from stages.corpus.opening import open_corpus
 from stages.corpus.output import HASHES_FILE, QUARANTINE_FILE, VAL_FOLDER, Output, claimed, discard
+from stages.corpus.packing import copy_into
 from stages.corpus.quarantine import FILE_MODE
 from stages.corpus.reader import LocalCorpus, Tokens
 from stages.corpus.seen import Seen
@@ -32,7 +33,6 @@ from stages.errors import CorpusUnsupported, OutputTaken
 from stages.storage import DurableFile
 
 AT_ONCE_TOKENS = 1 << 20
-_COPY_BYTES = 4 << 20
 
 Observer: TypeAlias = Callable[[int], None]
 """Told how many tokens have been written."""
@@ -221,7 +221,5 @@ def _copy(sources: Sequence[Path], target: Path, mode: int = 0o666) -> DurableFi
     """The sources end to end."""
     with DurableFile(target, mode) as file:
         for source in sources:
-            with source.open("rb") as opened:
-                while piece := opened.read(_COPY_BYTES):
-                    file.write(piece)
+            copy_into(file, source)
     return file

@@ -8,6 +8,7 @@ claim ─► empty, or a killed writer's leftovers (removed) ─► packing.json
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,28 +38,38 @@ _OURS = {
 }
 
 
+_NUMBERED = re.compile(r"(hashes-\d{5,}\.bin|quarantine-\d{5,}\.jsonl)")
+
+
+def numbered(name: str, generation: int) -> str:
+    """The name that a file has after so many appends: each writes its own, beside what readers may be opening."""
+    stem, dot, suffix = name.rpartition(".")
+    return name if not generation else f"{stem}-{generation:05d}{dot}{suffix}"
+
+
 class Output:
     """A claimed folder. What `commit` has not made a corpus is removed when the claim ends."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.existing: CorpusMeta | None = None
-        """The finished corpus that lies there already; then nothing may be written."""
+        """The finished corpus that lies there already: it is left as it is, or appended to."""
         self.unfinished: State | None = None
         """What a killed writer was at, as it told `begin`."""
         self.keep = False
         """Whether what is not committed stays when the claim ends: set once there is something to go on from."""
+        self._begun = False
         self._committed = False
 
     def begin(self, command: State | None = None) -> None:
-        """Make the folder empty and mark it as one that is being written. `command`: what for, plain data, for
-        `unfinished` of whoever comes after a kill."""
+        """Make the folder empty, but for a finished corpus, and mark it as one that is being written. `command`: what
+        for, plain data, for `unfinished` of whoever comes after a kill; one that appends says so by a true `append`."""
+        self._begun = True
         with writing(self.folder):
             # Marked before anything is removed, and told what for after it: leftovers are never taken for another's.
             (self.folder / MARKER).touch()
             (self.folder / MARKER).write_bytes(b"")
-            for path in _leftovers(self.folder):
-                path.unlink()
+        self._sweep(self.existing)
         sync_folder(self.folder)
         if command is not None:
             publish(self.folder / MARKER, json.dumps(command).encode())
@@ -71,20 +82,29 @@ class Output:
         self._sweep(meta)
         _unmark(self.folder)
 
-    def _sweep(self, meta: CorpusMeta) -> None:
-        kept = {NAME, meta.tokenizer.name, *(file.name for file in meta.files())}
+    def settle(self) -> None:
+        """Remove what a writer has left beside the finished corpus."""
+        self._sweep(self.existing)
+        _unmark(self.folder)
+        self.unfinished = None
+
+    def _sweep(self, meta: CorpusMeta | None) -> None:
+        """Remove what does not belong to the corpus `meta`, or everything."""
+        kept = set[str]()
+        if meta is not None:
+            kept = {NAME, meta.tokenizer.name, *(file.name for file in meta.files())}
         with writing(self.folder):
             for path in _leftovers(self.folder):
-                if path.name not in kept and not STORES[meta.store].keeps(path.name):
+                if path.name not in kept and not (meta and STORES[meta.store].keeps(path.name)):
                     path.unlink()
 
     def inspect(self) -> None:
         names = sorted(entry.name for entry in self.folder.iterdir())
         if NAME in names:
             self.existing = read_meta(self.folder)
-            if MARKER in names:  # of a writer that was killed between the commit and its last step
-                self._sweep(self.existing)
-                _unmark(self.folder)
+            self.unfinished = _command(self.folder / MARKER)
+            if MARKER in names and not (self.unfinished and self.unfinished.get("append")):
+                self.settle()  # after a writer that was killed between the commit and its last step
             return
         self.unfinished = _command(self.folder / MARKER)
         foreign = [
@@ -99,17 +119,10 @@ class Output:
             )
 
     def clear(self) -> None:
-        """Remove what has not become a corpus."""
-        if (
-            self.existing is None
-            and not self._committed
-            and not self.keep
-            and (self.folder / MARKER).exists()
-        ):
-            for path in _leftovers(self.folder):
-                path.unlink()
-            # Last: as long as anything else is left, the folder is recognised as unfinished.
-            _unmark(self.folder)
+        """Remove what has not become a corpus, or part of it."""
+        if self._begun and not self._committed and not self.keep:
+            # The marker goes last: as long as anything else is left, the folder is recognised as unfinished.
+            self.settle()
 
 
 @contextmanager
@@ -143,7 +156,11 @@ def _command(marker: Path) -> State | None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in _OURS or any(store.owns(name) for store in STORES.values())
+    return (
+        name in _OURS
+        or _NUMBERED.fullmatch(name) is not None
+        or any(store.owns(name) for store in STORES.values())
+    )
 
 
 def _leftovers(folder: Path) -> list[Path]:

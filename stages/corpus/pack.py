@@ -21,10 +21,11 @@ from blake3 import blake3
 
 from pipeline import Plan, State, start
 from stages.corpus.growing import NotResumable
-from stages.corpus.meta import FORMAT, CorpusMeta, SpecialToken, TokenizerMeta
+from stages.corpus.meta import FORMAT, CorpusMeta, Options, SpecialToken, TokenizerMeta
 from stages.corpus.output import TOKENIZER_FILE, VAL_FOLDER, Output, discard
 from stages.corpus.packing import OnBad, Packing, PackProgress, PackSpec, refuse
 from stages.corpus.stores import STORES
+from stages.errors import CorpusDamaged
 from stages.inputs.fingerprint import fingerprints, hashed
 from stages.inputs.scan import Inputs
 from stages.inputs.source import TextSource
@@ -35,11 +36,13 @@ __all__ = [
     "OnBad",
     "PackProgress",
     "PackSpec",
+    "appended",
     "command_of",
     "differences",
     "pack",
     "train_on",
     "trained_before",
+    "unlike",
 ]
 
 WIDTH = 2
@@ -55,13 +58,15 @@ Observer: TypeAlias = Callable[[PackProgress], None]
 def pack(
     inputs: Inputs, tokenizer: TextTokenizer, output: Output, spec: PackSpec, observe: Observer
 ) -> CorpusMeta:
-    """Write the corpus of `inputs` into `output`, claimed and without a corpus, and commit it.
+    """Write the corpus of `inputs` into `output`, claimed, and commit it: one that holds no corpus, or, where `spec`
+    says to append, one that does; that one stays readable as it was until the commit.
 
     Where a pack of the same inputs and options was killed there, it goes on from what that one saved last, to the same
     result. Raises BadRecord, InputError (also where no document is left), OutputError, OutputFull, and StageFailed
-    from the engine for what a stage raised. What was saved before stays in `output`, and nothing else.
+    from the engine for what a stage raised; where it appends, CorpusDamaged. What was saved before stays in `output`,
+    and nothing else.
     """
-    command = command_of(inputs, tokenizer.meta, spec)
+    command = command_of(inputs, tokenizer.meta, spec, output.existing)
     chosen = inputs if spec.part is None else spec.part.of_inputs(inputs)
     with ExitStack() as stack:
         saved = STORES[spec.store].saved(output.folder) if output.unfinished == command else None
@@ -74,10 +79,16 @@ def pack(
         if saved is None:
             output.keep = False
             output.begin(command)
-            discard(output.folder / VAL_FOLDER)
-            with DurableFile(output.folder / tokenizer.meta.name) as file:
-                file.write(tokenizer.data)
-            packing = stack.enter_context(Packing(output, tokenizer, spec, None))
+            if not spec.append:
+                discard(output.folder / VAL_FOLDER)
+                with DurableFile(output.folder / tokenizer.meta.name) as file:
+                    file.write(tokenizer.data)
+            try:
+                packing = stack.enter_context(Packing(output, tokenizer, spec, None))
+            except NotResumable as error:
+                raise CorpusDamaged(
+                    f"{output.folder}: cannot be appended to: {error}; restore what is damaged, or pack again"
+                ) from error
         encode = Encode(tokenizer, hashed=spec.dedup or spec.val > 0)
         plan = Plan(TextSource(chosen, spec.read), ahead=AHEAD).map(encode, width=WIDTH, ahead=AHEAD)
         saved_at = time.monotonic()
@@ -112,7 +123,9 @@ def train_on(inputs: Inputs, train_spec: TrainSpec, spec: PackSpec, observe: Obs
         return train(train_spec, source)
 
 
-def command_of(inputs: Inputs, tokenizer: TokenizerMeta | None, spec: PackSpec) -> State:
+def command_of(
+    inputs: Inputs, tokenizer: TokenizerMeta | None, spec: PackSpec, base: CorpusMeta | None = None
+) -> State:
     """What a pack is of, as plain data: one that was killed is gone on with where this is the same.
 
     Inputs by size and time of change: to hash what has been read already would cost as much as reading it.
@@ -127,6 +140,8 @@ def command_of(inputs: Inputs, tokenizer: TokenizerMeta | None, spec: PackSpec) 
         "options": dict(spec.options),
         "inputs": [list(inputs.names), seen.hexdigest()],
         "tokenizer": None if tokenizer is None else asdict(tokenizer),
+        "append": spec.append,
+        "base": base.digest if spec.append and base is not None else None,
     }
     return cast("State", json.loads(json.dumps(command)))
 
@@ -142,6 +157,22 @@ def trained_before(inputs: Inputs, output: Output, spec: PackSpec) -> bytes | No
     return None
 
 
+def unlike(existing: CorpusMeta, tokenizer: TokenizerMeta, options: Options) -> list[str]:
+    """What forbids to append documents made so to a corpus; empty where they are of one kind."""
+    found = _other_tokenizer(existing.tokenizer, tokenizer) + _other_options(existing.options, options)
+    if existing.part is not None:
+        found.append("it is a part of a larger one: merge first")
+    return found
+
+
+def appended(existing: CorpusMeta, inputs: Inputs) -> bool:
+    """Whether these inputs are the last that were appended, or packed. Raises InputError."""
+    last = existing.inputs[-len(inputs.names) :]
+    if tuple(given.name for given in last) != inputs.names:
+        return False
+    return last == fingerprints(inputs, hashed(inputs))
+
+
 def differences(
     existing: CorpusMeta, inputs: Inputs, tokenizer: TokenizerMeta | None, spec: PackSpec
 ) -> list[str]:
@@ -153,18 +184,9 @@ def differences(
     found: list[str] = []
     if existing.store != spec.store:
         found.append(f"its store is {existing.store}, not {spec.store}")
-    if tokenizer is not None and existing.tokenizer != tokenizer:
-        was, now = existing.tokenizer, tokenizer
-        found.append(
-            f"eos is {_token(was.eos)} there and {_token(now.eos)} here"
-            if was.sha256 == now.sha256
-            else f"the tokenizer is {was.sha256[:12]}… there and {now.sha256[:12]}… here"
-        )
-    keys = [*existing.options, *(key for key in spec.options if key not in existing.options)]
-    for key in keys:
-        was_option, now_option = existing.options.get(key), spec.options.get(key)
-        if was_option != now_option:
-            found.append(f"{key} is {was_option!r} there and {now_option!r} here")
+    if tokenizer is not None:
+        found += _other_tokenizer(existing.tokenizer, tokenizer)
+    found += _other_options(existing.options, spec.options)
     if existing.quarantine is not None and spec.on_bad == "fail":
         found.append(f"it has {existing.quarantine.records} records quarantined, and --on-bad is fail here")
     if tuple(given.name for given in existing.inputs) != inputs.names:
@@ -175,6 +197,23 @@ def differences(
     if not found and existing.inputs != fingerprints(inputs, islice(hashed(inputs), count), limited=True):
         found.append("its inputs had another content")
     return found
+
+
+def _other_tokenizer(was: TokenizerMeta, now: TokenizerMeta) -> list[str]:
+    if was == now:
+        return []
+    if was.sha256 == now.sha256:
+        return [f"eos is {_token(was.eos)} there and {_token(now.eos)} here"]
+    return [f"the tokenizer is {was.sha256[:12]}… there and {now.sha256[:12]}… here"]
+
+
+def _other_options(was: Options, now: Options) -> list[str]:
+    keys = [*was, *(key for key in now if key not in was)]
+    return [
+        f"{key} is {was.get(key)!r} there and {now.get(key)!r} here"
+        for key in keys
+        if was.get(key) != now.get(key)
+    ]
 
 
 def _token(token: SpecialToken | None) -> str:

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeAlias, cast, get_args
 
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline import State
+from stages.corpus.arrow_layout import index_generation
 from stages.corpus.growing import FileMark, GrowingFile, NotResumable
 from stages.corpus.meta import (
     FORMAT,
@@ -31,6 +33,7 @@ from stages.corpus.meta import (
     QuarantineMeta,
     StoreName,
 )
+from stages.corpus.opening import open_corpus
 from stages.corpus.output import (
     FILES_FILE,
     FILES_SPOOL,
@@ -39,20 +42,23 @@ from stages.corpus.output import (
     VAL_FOLDER,
     Output,
     claimed,
+    numbered,
 )
 from stages.corpus.parts import Part
-from stages.corpus.quarantine import Quarantine
+from stages.corpus.quarantine import FILE_MODE, Quarantine
 from stages.corpus.reader import Tokens
 from stages.corpus.seen import Seen, held_out
 from stages.corpus.stores import STORES
 from stages.corpus.writer import Saved, Written
-from stages.errors import BadRecord, InputError, OutputTaken
+from stages.errors import BadRecord, CorpusDamaged, InputError, OutputTaken
 from stages.inputs.fingerprint import fingerprints
 from stages.inputs.record import Bad, FileDigest
 from stages.inputs.scan import Inputs
 from stages.inputs.source import ReadSpec
 from stages.storage import DurableFile, writing
 from stages.tokenise import Encoded, TextTokenizer
+
+_COPY_BYTES = 4 << 20
 
 OnBad: TypeAlias = Literal["fail", "quarantine"]
 
@@ -85,6 +91,8 @@ class PackSpec:
     """Leave out documents whose text has come before."""
     val: float = 0.0
     """The share of documents, chosen by the hash of their text, that goes into a corpus of its own in `val`."""
+    append: bool = False
+    """Add to the corpus that is there, in place of making one."""
     part: Part | None = None
     """Which part of the inputs to read; None: all."""
     save_every_s: float = SAVE_EVERY_S
@@ -102,6 +110,8 @@ class Target:
     def __init__(self, output: Output, tokenizer: TextTokenizer, spec: PackSpec, at: State | None) -> None:
         """`at`: `mark`'s, to go on from. Raises NotResumable."""
         self.output = output
+        base = output.existing
+        self.generation = 0 if base is None else (index_generation(base.lengths.name) or 0) + 1
         mark: State | None = None
         self.dropped = 0
         hashes: FileMark | None = None
@@ -112,11 +122,18 @@ class Target:
                 raise NotResumable(f"no mark of a corpus: {at!r}")
             mark, self.dropped = store, dropped
             hashes = FileMark.parse(at["hashes"]) if spec.dedup else None
-        self.writer = STORES[spec.store].writer(output.folder, tokenizer.dtype, mark)
+        if base is not None and mark is None:
+            self.writer = STORES[spec.store].appending(output.folder, base, _lengths(output.folder))
+        else:
+            self.writer = STORES[spec.store].writer(output.folder, tokenizer.dtype, mark)
         self._hashes: GrowingFile | None = None
         if spec.dedup:
             try:
-                self._hashes = GrowingFile(output.folder / HASHES_FILE, at=hashes)
+                name = numbered(HASHES_FILE, self.generation)
+                self._hashes = GrowingFile(output.folder / name, at=hashes)
+                if base is not None and base.dedup is not None and at is None:
+                    self.dropped = base.dedup.dropped
+                    copy_into(self._hashes, output.folder / base.dedup.hashes.name)
             except BaseException:
                 self.writer.close()
                 raise
@@ -164,7 +181,8 @@ class Packing:
         progress: State = {} if saved is None else saved.progress
         self.source = cast("State | None", progress.get("source"))
         """Where to read on; None: from the beginning."""
-        self._ended = bool(progress.get("ended"))
+        self._ended = cast("int | None", progress.get("ended"))
+        """Once everything has been added: the documents of val. A val that has them has been committed."""
         self._read_bytes = cast("int", progress.get("read_bytes", 0))
         try:
             self._open(progress, saved)
@@ -181,17 +199,21 @@ class Packing:
         if spec.val:
             self._val_output = output = self._files.enter_context(claimed(folder / VAL_FOLDER))
             output.keep = saved is not None
-            # A corpus that is there already is that of a writer killed before it had committed the other one.
-            if output.existing is None:
+            if output.existing is not None and output.existing.documents == self._ended:
+                output.settle()  # of a writer that was killed before it had committed the other one
+            elif (output.existing is not None) != spec.append:
+                raise NotResumable(f"{output.folder}: is of another moment")
+            else:
                 if saved is None:
                     self._begin_val(output)
                 self._val = self._target(output, None if saved is None else _part(progress, "val"))
-            elif not self._ended:
-                raise NotResumable(f"{output.folder}: is of another moment")
-        at = None if saved is None else _part(progress, "quarantine")
-        self._quarantine = Quarantine(folder / QUARANTINE_FILE, at)
+        base = self._output.existing
+        before = None if base is None else base.quarantine
+        path = folder / numbered(QUARANTINE_FILE, self._train.generation)
+        at = _seeded(path, folder, before) if saved is None else _part(progress, "quarantine")
+        self._quarantine = Quarantine(path, at)
         self._files.callback(self._quarantine.close)
-        if len(self._quarantine) and spec.on_bad == "fail":
+        if len(self._quarantine) > (0 if before is None else before.records) and spec.on_bad == "fail":
             raise OutputTaken(
                 f"{folder}: the pack that was killed here has kept {len(self._quarantine)} bad records aside: "
                 "run it again with --on-bad quarantine, or remove the folder"
@@ -213,6 +235,9 @@ class Packing:
         return target
 
     def _begin_val(self, output: Output) -> None:
+        if output.existing is not None:
+            output.begin({"append": True})
+            return
         output.begin()
         with DurableFile(output.folder / self._tokenizer.meta.name) as file:
             file.write(self._tokenizer.data)
@@ -222,10 +247,12 @@ class Packing:
 
     @property
     def progress(self) -> PackProgress:
+        bases = [base for target in self._targets() if (base := target.output.existing) is not None]
         return PackProgress(
             self._read_bytes,
-            sum(target.writer.documents for target in self._targets()),
-            sum(target.writer.tokens for target in self._targets()),
+            sum(target.writer.documents for target in self._targets())
+            - sum(base.documents for base in bases),
+            sum(target.writer.tokens for target in self._targets()) - sum(base.tokens for base in bases),
             len(self._quarantine),
         )
 
@@ -255,7 +282,7 @@ class Packing:
                 target.add(tokens[np.repeat(kept, lengths)], lengths[kept], hashes[kept])
                 target.dropped += int((chosen & ~new).sum())
 
-    def save(self, *, ended: bool = False) -> None:
+    def save(self, *, ended: int | None = None) -> None:
         """Make durable all that has been added: a pack that is killed later goes on from here."""
         val = None if self._val is None else self._val.mark()
         self._train.writer.save(
@@ -275,7 +302,9 @@ class Packing:
 
     def finish(self, inputs: Inputs, chosen: Inputs) -> CorpusMeta:
         """Commit. `chosen`: the files that were read, of `inputs`. Raises InputError where there is no document."""
-        if not self.progress.documents and self._spec.part is None and not self._ended:
+        # A part may have no file, and whatever is appended may be there already.
+        may_be_empty = self._spec.part is not None or (self._spec.append and self._spec.dedup)
+        if not self.progress.documents and not may_be_empty and self._ended is None:
             raise InputError(
                 f"{', '.join(inputs.names)}: no document: {len(self._quarantine)} records, none of them good; "
                 "run with --on-bad fail to see what is wrong with the first"
@@ -284,7 +313,7 @@ class Packing:
         read = fingerprints(chosen, self._digests, limited=limited)
         if self._val is not None:
             # Two commits: whoever is killed between them finds val's made, and everything packed.
-            self.save(ended=True)
+            self.save(ended=self._val.writer.documents)
             self._commit(self._val, read, {**self._spec.options, "split": "val"}, None, None)
         kept = self._quarantine.finish()
         return self._commit(self._train, read, self._spec.options, kept, self._part(inputs, chosen))
@@ -316,6 +345,7 @@ class Packing:
         part: PartMeta | None,
     ) -> CorpusMeta:
         written, dedup = target.finish()
+        base = target.output.existing
         meta = CorpusMeta(
             format=FORMAT,
             store=self._spec.store,
@@ -327,7 +357,7 @@ class Packing:
             shards=written.shards,
             bounds=written.bounds,
             lengths=written.lengths,
-            inputs=read,
+            inputs=read if base is None else (*base.inputs, *read),
             options=options,
             quarantine=kept,
             dedup=dedup,
@@ -353,6 +383,33 @@ def refuse(bad: Sequence[Bad]) -> None:
             f"{first.provenance}: {first.reason.replace('_', ' ')}: {first.detail}; "
             "mend the record, or pass --on-bad quarantine to keep such records aside"
         )
+
+
+def copy_into(file: DurableFile, source: Path) -> None:
+    """Write the whole of `source`. Raises CorpusDamaged where it cannot be read."""
+    try:
+        with source.open("rb") as opened:
+            while piece := opened.read(_COPY_BYTES):
+                file.write(piece)
+    except OSError as error:
+        raise CorpusDamaged(
+            f"{source}: cannot be read ({error.strerror}); restore the file or pack again"
+        ) from error
+
+
+def _lengths(folder: Path) -> NDArray[np.uint32]:
+    # Mapped, and the store itself let go: its writer must not find it open.
+    with open_corpus(folder) as corpus:
+        return corpus.lengths
+
+
+def _seeded(path: Path, folder: Path, before: QuarantineMeta | None) -> State | None:
+    """A quarantine that begins with the records that the corpus has kept aside."""
+    if before is None:
+        return None
+    with DurableFile(path, FILE_MODE) as file:
+        copy_into(file, folder / before.file.name)
+    return {"file": FileMark(file.size, file.blake3).state(), "reasons": dict(before.reasons)}
 
 
 def _part(progress: State, name: str) -> State:

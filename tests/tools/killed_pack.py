@@ -6,6 +6,8 @@ often a pack went on in place of starting over.
 
     python -m tests.tools.killed_pack calls WORK STEP ARGUMENT…      killed at each STEP-th call into the system
     python -m tests.tools.killed_pack moments WORK COUNT ARGUMENT…   killed COUNT times, at random moments
+
+Where the arguments begin with `to FOLDER`, packs append to a copy of the corpus that lies there.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import io
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -105,6 +108,10 @@ def remove(folder: Path) -> None:
 class Driver:
     def __init__(self, work: Path, options: list[str]) -> None:
         self.out, self.encoded = work / "out", work / "encoded"
+        self.base: str | None = None
+        if options[0] == "to":
+            self.base, options = options[1], [*options[2:], "--append"]
+            shutil.copytree(self.base, work / "expected")
         self.options = options
         began = time.monotonic()
         if code := ended(fork([*options, "--out", str(work / "expected")], None, self.encoded)):
@@ -117,6 +124,8 @@ class Driver:
         return int(self.encoded.read_text("utf-8"))
 
     def start(self, call: int | None = None) -> int:
+        if self.base is not None and not (self.out / "corpus.json").exists():
+            shutil.copytree(self.base, self.out, dirs_exist_ok=True)
         return fork([*self.options, "--out", str(self.out)], call, self.encoded)
 
     def add(self, name: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from stages.tokenise import TrainSpec, train
-from tests.tools.test_pack import ROOT, documents, write_lines
+from tests.tools.test_pack import ROOT, documents, run, write_lines
+from trainer.entry import DONE
 
 CHOICES = {
     "arrow": ["--store", "arrow"],
@@ -73,8 +74,14 @@ def test_killed_at_any_call(tmp_path: Path, memory: Path, tokenizer: Path, choic
     assert went_on > kills / 3
 
 
-@pytest.mark.parametrize("choice", CHOICES)
-@pytest.mark.parametrize("count", [pytest.param(50, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize(
+    ("choice", "count"),
+    [
+        ("arrow", 5),
+        ("lmdb and all", 5),
+        *(pytest.param(choice, 50, marks=pytest.mark.slow) for choice in CHOICES),
+    ],
+)
 def test_killed_at_random_moments(
     tmp_path: Path, memory: Path, tokenizer: Path, choice: str, count: int
 ) -> None:
@@ -94,3 +101,26 @@ def test_killed_at_random_moments(
     )
     assert seen["wrong"] == []
     assert seen["kills"] == count
+
+
+@pytest.mark.parametrize(
+    ("choice", "step"),
+    [
+        ("arrow and all", 11),
+        ("lmdb", 9),
+        *(pytest.param(choice, 1, marks=pytest.mark.slow) for choice in CHOICES),
+    ],
+)
+def test_an_append_killed_at_any_call(
+    tmp_path: Path, memory: Path, tokenizer: Path, choice: str, step: int
+) -> None:
+    texts = [f"{text} {number}" for number, text in enumerate(documents(60))]
+    first = write_lines(tmp_path / "first.jsonl", texts[:25])
+    more = write_lines(tmp_path / "more.jsonl", [*texts[20:], ""])
+    usual = ("--on-bad", "quarantine", *CHOICES[choice])
+    assert run(first, "--out", memory / "base", "--tokenizer", tokenizer, *usual) == DONE
+    seen = killed("calls", memory, step, "to", memory / "base", more, "--workers", "1", *usual)
+    assert seen["wrong"] == []
+    # At every moment there is a whole corpus, the one before or the one after.
+    assert int(str(seen["kills"])) == int(str(seen["committed"])) > 30 / step
+    assert int(str(seen["went_on"])) > int(str(seen["kills"])) / 3
