@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
+from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -648,6 +649,16 @@ def test_columns_of_mds_are_read_and_pickles_are_not(tmp_path: Path) -> None:
     assert [bad.reason for bad in bad_of(items)] == ["wrong_type", "broken_json", "invalid_utf8"]
 
 
+def test_a_sample_that_does_not_add_up_is_bad_and_the_next_is_read(tmp_path: Path) -> None:
+    columns: dict[str, tuple[str, int | None]] = {"a": ("str", None), "text": ("str", None)}
+    data = bytearray(mds_of(columns, [{"a": b"a", "text": text} for text in (b"one", b"two", b"three")]))
+    at = data.index(struct.pack("<II", 1, 3) + b"atwo")
+    data[at] = 200
+    items = read_file(tmp_path / "x.mds", bytes(data))
+    assert texts_of(items) == ["one", "three"]
+    assert reasons(items) == [("x.mds:2", "broken_mds")]
+
+
 def test_a_head_of_mds_that_asks_for_much_is_bad(tmp_path: Path) -> None:
     items = read_file(tmp_path / "x.mds", b"\xff\xff\xff\xff" * 1000)
     assert reasons(items) == [("x.mds:1", "broken_mds")]
@@ -679,7 +690,11 @@ def test_patterns_stand_for_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("group_records", [1, 4, 1000])
-def test_a_limit_ends_the_reading(tmp_path: Path, group_records: int) -> None:
+def test_a_limit_ends_the_reading(
+    tmp_path: Path, group_records: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stages.inputs.source.SMALL_BYTES", -1)
+    monkeypatch.setattr("stages.inputs.reading.READ_BYTES", 16)
     for name in "abc":
         (tmp_path / f"{name}.jsonl").write_bytes(
             json_lines([f"{name}{number}" for number in range(5)]) + b"{\n"
@@ -693,7 +708,8 @@ def test_a_limit_ends_the_reading(tmp_path: Path, group_records: int) -> None:
         assert [g.value.texts for g in read(source, item.resume)] == [g.value.texts for g in items[cut:]]
     digests = [digest for item in items for digest in item.value.finished]
     assert [digest.index for digest in digests] == [0, 1]
-    assert digests[1].bytes == (tmp_path / "b.jsonl").stat().st_size
+    whole = (tmp_path / "b.jsonl").read_bytes()
+    assert (digests[1].bytes, digests[1].blake3) == (len(whole), blake3(whole).hexdigest())
     assert fingerprints(inputs, digests, limited=True)[0].files == 2
 
 
