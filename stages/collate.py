@@ -33,6 +33,11 @@ def labels(ids_BT: NDArray[np.int64], starts: NDArray[np.int64], out: NDArray[np
     out.reshape(-1)[starts] = IGNORE
 
 
+def padding(filled: NDArray[np.int64], seq_len: int) -> NDArray[np.bool_]:
+    """Shape (rows, seq_len): True where a row of `filled` tokens holds none. Padding is known by its place alone."""
+    return np.arange(seq_len) >= filled[:, None]
+
+
 def position_ids(starts: NDArray[np.int64], out: NDArray[np.int64]) -> None:
     """0, 1, 2, … restarting at each of `starts` (flat, ascending, the first one 0), into `out`."""
     flat = out.reshape(-1)

@@ -4,7 +4,7 @@
                └─ a source ─┘      └ worker threads ┘  └─ consumer ─┘
 
 Everything is driven by one integer, the position: the number of samples consumed over all ranks. A resume is a seek,
-and a batch is a pure function of (corpus, seq_len, seed, position, batch_size, rank, world_size).
+and a batch is a pure function of (corpus, packing, seq_len, seed, position, batch_size, rank, world_size).
 
 Samples at positions [p, p + batch_size x world_size) make up one batch per rank: rank r takes the r-th stretch of
 `batch_size`. Where accumulation x batch_size x world_size stays the same, so do the global batches, at any world size.
@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar, get_args
 
 import numpy as np
@@ -23,10 +24,10 @@ from numpy.typing import NDArray
 from pipeline import JSON, Item, Plan, State, start
 from stages import collate
 from stages.collate import COLUMNS, Arrays, Column
-from stages.corpus import LocalCorpus
+from stages.corpus import LocalCorpus, TokenizerMeta
 from stages.errors import CorpusTooSmall, FeedMismatch
 from stages.order import SEEDS, Permutation
-from stages.packing import Packing, Wrapped
+from stages.packing import ALGORITHM, METHODS, Method, Packing, packed
 from stages.transfer import Lookahead, Slot, ToCuda, ToHost, ToNumpy, Transfer
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ class FeedSpec:
     prefetch: bool = True
     """Assemble batches in worker threads ahead of the consumer; False: in the consumer's own thread."""
     threads: int = 2
+    packing: Method = "wrapped"
+    plans: Path | None = None
+    """A folder in which plans of bfd and bfd_split are kept; None: they are made at each start."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -71,6 +75,8 @@ class FeedSpec:
             raise ValueError(f"unknown columns {unknown}; known: {', '.join(get_args(Column))}")
         if not 0 <= self.seed < SEEDS:
             raise ValueError(f"seed must be in [0, 2**64), got {self.seed}")
+        if self.packing not in METHODS:
+            raise ValueError(f"unknown packing {self.packing!r}; known: {', '.join(METHODS)}")
         if self.threads < 1:
             raise ValueError(f"threads must be >= 1, got {self.threads}")
         if self.end is not None and not 0 <= self.end <= ENDLESS:
@@ -172,6 +178,7 @@ class Assemble:
         self, corpus: LocalCorpus, packing: Packing, columns: Sequence[Column], transfer: Transfer[object]
     ):
         self._corpus, self._packing, self._columns, self._transfer = corpus, packing, columns, transfer
+        self._pad_id = pad_id(corpus.meta.tokenizer)
 
     def __call__(self, block: Block) -> Collated:
         count, size = block.samples_KB.shape
@@ -180,6 +187,9 @@ class Assemble:
         samples = block.samples_KB.reshape(-1)
         ids = slot.int64("input_ids", shape)
         self._corpus.gather(self._packing.spans(samples), ids.reshape(-1))
+        padding = self._padding(samples, shape)
+        if padding is not None:
+            np.copyto(ids, self._pad_id, where=padding)
         arrays: dict[str, NDArray[np.int64]] = {}
         starts = np.empty(0, np.int64)
         if not {"labels", "position_ids", "cu_seqlens"}.isdisjoint(self._columns):
@@ -190,12 +200,14 @@ class Assemble:
             elif column == "labels":
                 arrays[column] = slot.int64(column, shape)
                 collate.labels(ids, starts, out=arrays[column])
+                if padding is not None:
+                    np.copyto(arrays[column], collate.IGNORE, where=padding)
             elif column == "position_ids":
                 arrays[column] = slot.int64(column, shape)
                 collate.position_ids(starts, out=arrays[column])
             elif column == "attention_mask":
                 arrays[column] = slot.int64(column, shape)
-                arrays[column][:] = 1
+                arrays[column][:] = 1 if padding is None else ~padding
             elif column == "sample_ids":
                 arrays[column] = slot.int64(column, (count, size))
                 np.copyto(arrays[column], block.samples_KB)
@@ -209,20 +221,34 @@ class Assemble:
                 )
         return Collated(block.position, batches, slot)
 
+    def _padding(self, samples: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+        """Where a position holds no token; None where that can be nowhere."""
+        if not self._packing.account.padded:
+            return None
+        return collate.padding(self._packing.filled(samples), self._packing.seq_len).reshape(shape)
+
+
+def pad_id(tokenizer: TokenizerMeta) -> int:
+    """What padding is written as: the tokenizer's pad, else its eos, else 0. No label and no mask goes by it."""
+    token = tokenizer.pad or tokenizer.eos
+    return 0 if token is None else token.id
+
 
 class Feed(Generic[B]):
     """An iterable of this rank's batches, resumable at any position.
 
     Each batch is a dict of the spec's columns: `input_ids`, `labels`, `position_ids`, `attention_mask` of shape
     (batch_size, seq_len), `sample_ids` (batch_size,), all int64, and `cu_seqlens` (documents + 1,) int32 over the
-    flattened batch. Iterating goes on from `position`, across epochs, without end or up to `spec.end`.
+    flattened batch. What a packing leaves free at a row's end is padding: its labels are -100, its attention_mask is
+    0, and in position_ids and cu_seqlens it counts as a document of its own. Iterating goes on from `position`,
+    across epochs, without end or up to `spec.end`.
 
     `state_dict()` may be taken between any two batches: it says where the batches handed out so far end, however
     far the feed has read ahead.
     """
 
     def __init__(self, corpus: LocalCorpus, spec: FeedSpec, transfer: Callable[[], Transfer[B]]) -> None:
-        self.packing: Packing = Wrapped(corpus.meta.tokens, spec.seq_len)
+        self.packing: Packing = packed(corpus, spec.packing, spec.seq_len, spec.plans)
         if self.packing.samples == 0:
             raise CorpusTooSmall(
                 f"the corpus has {corpus.meta.tokens} tokens, too few for one sample of seq_len {spec.seq_len}: "
@@ -238,6 +264,7 @@ class Feed(Generic[B]):
             "seq_len": spec.seq_len,
             "samples": self.packing.samples,
             "seed": spec.seed,
+            **({} if spec.packing == "wrapped" else {"algorithm": ALGORITHM}),
         }
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from pipeline import JSON
+from stages.packing import Method
 from trainer.engine import CommsConfig
 from trainer.errors import ConfigError
 from trainer.evaluation import EvalConfig
@@ -39,7 +40,10 @@ class DataConfig(Section):
 
     corpus: Annotated[Path, FREE]
     """A folder written by tools.pack. It may move; its content is compared by digest."""
-    seq_len: int = Field(default=1024, ge=2)
+    seq_len: int = Field(default=1024, ge=2, lt=2**31)
+    packing: Method = "wrapped"
+    """wrapped: documents end to end, no padding; bfd: documents whole where they fit into a row, the rest of a row
+    padded; bfd_split: as bfd, but some documents split so that nearly nothing is padded."""
 
 
 class TrainConfig(Section):

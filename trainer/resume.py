@@ -11,7 +11,7 @@ from trainer.config import RunConfig, every_key, keys
 from trainer.errors import ChangedConfig, ConfigError
 from trainer.loop import Progress
 
-LASTING = ("model.", "data.seq_len", "run.seed")
+LASTING = ("model.", "data.seq_len", "data.packing", "run.seed")
 """Keys that a run keeps for good: the tensors of a version, or the samples consumed, would not fit another value."""
 
 

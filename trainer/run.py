@@ -16,6 +16,7 @@ from checkpoint import Checkpointer, Part, Restored
 from pipeline import JSON, Item
 from stages.corpus import LocalCorpus, open_corpus
 from stages.feed import Feed, FeedSpec, tensor_feed
+from stages.packing import PLANS
 from trainer import models
 from trainer import resume as rules
 from trainer.config import RunConfig
@@ -131,6 +132,8 @@ def _feed(config: RunConfig, corpus: LocalCorpus, ranks: Alone | Launched) -> Fe
         seed=config.run.seed,
         rank=ranks.rank,
         world_size=ranks.size,
+        packing=config.data.packing,
+        plans=config.data.corpus / PLANS,
     )
     return tensor_feed(corpus, spec, str(ranks.device))
 
@@ -172,6 +175,8 @@ def _evaluation(
         rank=ranks.rank,
         world_size=ranks.size,
         columns=("input_ids", "labels", "position_ids"),
+        packing=config.data.packing,
+        plans=None if config.eval.corpus is None else config.eval.corpus / PLANS,
     )
     return Evaluation(
         model,

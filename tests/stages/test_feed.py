@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stages.collate import Arrays
-from stages.corpus import LocalCorpus, open_corpus
+from stages.corpus import LocalCorpus, SpecialToken, TokenizerMeta, open_corpus
 from stages.errors import CorpusTooSmall, FeedMismatch
-from stages.feed import ENDLESS, Block, Blocks, Feed, FeedSpec, Sampler, numpy_feed, tensor_feed
+from stages.feed import ENDLESS, Block, Blocks, Feed, FeedSpec, Sampler, numpy_feed, pad_id, tensor_feed
 from stages.order import Permutation
 from tests.contracts.engine import SourceContract
 from tests.corpora import random_documents, write_corpus
@@ -291,3 +291,82 @@ def test_uneven_ranks(tmp_path: Path, world_size: int) -> None:
     assert len(seen) == len(set(seen)) == end
     with pytest.raises(ValueError, match="multiple of batch_size x world_size"):
         spec(batch_size=1, world_size=world_size, end=end + 1)
+
+
+PACKINGS = ("wrapped", "bfd", "bfd_split")
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_rows_are_what_the_packing_says(corpus: LocalCorpus, packing: str) -> None:
+    """Padding is known by its place: its label is -100, its mask is 0, and it counts as a document of its own."""
+    columns = ("input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens", "sample_ids")
+    feed = numpy_feed(corpus, spec(packing=packing, columns=columns, end=200, seq_len=11))
+    stream = np.concatenate([corpus.view(d, 0, int(corpus.lengths[d])) for d in range(len(corpus))])
+    for batch in feed:
+        cuts = []
+        for row, sample in enumerate(batch["sample_ids"].tolist()):
+            only = np.array([sample])
+            spans = feed.packing.spans(only)
+            starts = feed.packing.starts(only, corpus.bounds).tolist()
+            filled = int(feed.packing.filled(only)[0])
+            ids = np.concatenate([stream[s : s + n] for s, n in zip(spans.start, spans.length, strict=True)])
+            assert batch["input_ids"][row].tolist() == ids.tolist() + [0] * (11 - filled)
+            assert batch["attention_mask"][row].tolist() == [1] * filled + [0] * (11 - filled)
+            assert batch["position_ids"][row].tolist() == [
+                t - max(s for s in starts if s <= t) for t in range(11)
+            ]
+            assert batch["labels"][row].tolist() == [
+                -100 if t in starts or t >= filled else int(ids[t]) for t in range(11)
+            ]
+            cuts += [row * 11 + start for start in starts]
+        assert batch["cu_seqlens"].tolist() == [*cuts, 22]
+
+
+@pytest.mark.parametrize("threads", [1, 8])
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_packed_resume(corpus: LocalCorpus, tmp_path: Path, packing: str, threads: int) -> None:
+    """Stopped in mid-epoch at every batch, and resumed from a plan that was stored: the same tokens."""
+    settings_ = spec(packing=packing, threads=threads, plans=tmp_path / "plans")
+    whole = all_of(numpy_feed(corpus, spec(packing=packing, prefetch=False)))
+    for stop in range(0, len(whole) + 1, 3):
+        feed = numpy_feed(corpus, settings_)
+        before = [plain(batch) for batch in itertools.islice(feed, stop)]
+        resumed = numpy_feed(corpus, settings_)
+        resumed.load_state_dict(json.loads(json.dumps(feed.state_dict())))
+        assert before + all_of(resumed) == whole, f"stopped after {stop}"
+
+
+@pytest.mark.parametrize("packing", PACKINGS)
+def test_world_size_changes_with_packing(corpus: LocalCorpus, packing: str) -> None:
+    """4, then 2, then 8 ranks in mid-epoch: the global batches of 8 stay what they are."""
+    expected = all_of(numpy_feed(corpus, spec(packing=packing, batch_size=8)))
+    state: dict[str, object] | None = None
+    for number, world in enumerate((4, 2, 8)):
+        rows: list[dict[str, list[object]]] = []
+        for rank in range(world):
+            feed = numpy_feed(
+                corpus, spec(packing=packing, batch_size=8 // world, rank=rank, world_size=world)
+            )
+            if state is not None:
+                feed.load_state_dict(state)  # type: ignore[arg-type]
+            rows.append(plain(next(iter(feed))))
+        state = feed.state_dict()  # type: ignore[assignment]
+        together = {name: [row for part in rows for row in part[name]] for name in rows[0]}
+        assert together == expected[number]
+
+
+def test_another_packing_is_refused_by_name(corpus: LocalCorpus) -> None:
+    feed = numpy_feed(corpus, spec(packing="bfd"))
+    next(iter(feed))
+    with pytest.raises(FeedMismatch, match="packing: saved 'bfd', now 'wrapped'"):
+        numpy_feed(corpus, spec()).load_state_dict(feed.state_dict())
+    with pytest.raises(ValueError, match="unknown packing 'bdf'; known: wrapped, bfd, bfd_split"):
+        spec(packing="bdf")
+
+
+def test_padding_is_written_as_the_tokenizer_says() -> None:
+    def tokenizer(eos: int | None, pad: int | None) -> TokenizerMeta:
+        named = [None if id_ is None else SpecialToken("x", id_) for id_ in (eos, pad)]
+        return TokenizerMeta("tokenizer.json", "0" * 64, 100, eos=named[0], bos=None, pad=named[1])
+
+    assert [pad_id(tokenizer(*ids)) for ids in ((None, None), (7, None), (7, 9), (None, 9))] == [0, 7, 9, 9]

@@ -1,48 +1,12 @@
-"""Packing: which runs of the token stream make up a sample.
-
-A packing is an index over a corpus, never a copy of it: another `seq_len` is another packing of the same bytes.
-"""
+"""The packing that fills every position: documents end to end, cut wherever a row ends."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stages.corpus import Spans
-
-
-@dataclass(frozen=True, slots=True)
-class TokenAccount:
-    """Where every token of one epoch went: `kept + dropped == tokens`; `padded` positions hold no token."""
-
-    tokens: int
-    kept: int
-    dropped: int
-    padded: int
-
-
-class Packing(Protocol):
-    """Samples of `seq_len` positions each, numbered [0, samples)."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def samples(self) -> int: ...
-    @property
-    def account(self) -> TokenAccount: ...
-
-    def spans(self, samples: NDArray[np.int64]) -> Spans:
-        """The runs that fill a flat buffer of `len(samples) * seq_len` positions, row after row."""
-        ...
-
-    def starts(self, samples: NDArray[np.int64], bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where a document (or its continuation) begins in that flat buffer, ascending; every row's 0 included."""
-        ...
+from stages.packing.protocol import TokenAccount, checked_seq_len
 
 
 class Wrapped:
@@ -55,9 +19,7 @@ class Wrapped:
     name = "wrapped"
 
     def __init__(self, tokens: int, seq_len: int) -> None:
-        if seq_len < 2:
-            raise ValueError(f"seq_len must be >= 2 (a label needs a token before it), got {seq_len}")
-        self.seq_len = seq_len
+        self.seq_len = checked_seq_len(seq_len)
         self.samples = tokens // seq_len
         kept = self.samples * seq_len
         self.account = TokenAccount(tokens=tokens, kept=kept, dropped=tokens - kept, padded=0)
@@ -81,3 +43,6 @@ class Wrapped:
         inside = bounds[low[rows] + nth] - first[rows] + rows * self.seq_len
         # unique: sorts, and an empty document (two equal bounds) begins nowhere twice.
         return np.unique(np.concatenate([np.arange(len(samples)) * self.seq_len, inside])).astype(np.int64)
+
+    def filled(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.full(len(samples), self.seq_len, np.int64)
