@@ -19,7 +19,17 @@ from rich.filesize import decimal
 from stages.corpus.merge import merge
 from stages.corpus.meta import CorpusMeta, Options, StoreName
 from stages.corpus.output import TOKENIZER_FILE, Output, claimed
-from stages.corpus.pack import OnBad, PackSpec, appended, differences, pack, train_on, trained_before, unlike
+from stages.corpus.pack import (
+    OnBad,
+    PackProgress,
+    PackSpec,
+    appended,
+    differences,
+    pack,
+    train_on,
+    trained_before,
+    unlike,
+)
 from stages.corpus.parts import Part
 from stages.errors import CorpusNotFound, OutputTaken, TokenizerError
 from stages.inputs import RECORD_BYTES, TEXT_GLOBS, Choice, Inputs, ReadSpec, scan
@@ -141,14 +151,22 @@ def run(arguments: Arguments) -> CorpusMeta:
             return output.existing
         if isinstance(source, TrainSpec):
             source = _trained(arguments, inputs, output, source, spec)
-        before = 0 if output.existing is None else output.existing.tokens
+        last = PackProgress(0, 0, 0, 0)
         began = time.monotonic()
         with display("pack", inputs.bytes) as shown:
-            meta = pack(inputs, source, output, spec, shown)
+
+            def observe(progress: PackProgress) -> None:
+                nonlocal last
+                last = progress
+                shown(progress)
+
+            meta = pack(inputs, source, output, spec, observe)
         elapsed_s = time.monotonic() - began
     print(f"packed {', '.join(inputs.names)} into {arguments.out}")
     _summarise(meta)
-    print(f"  speed        {(meta.tokens - before) / elapsed_s:,.0f} tokens/s over {elapsed_s:.1f} s")
+    if last.saved:
+        print(f"  went on      after {last.saved:,} documents that were there from before")
+    print(f"  speed        {last.tokens / elapsed_s:,.0f} tokens/s over {elapsed_s:.1f} s")
     return meta
 
 

@@ -68,13 +68,17 @@ SAVE_EVERY_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class PackProgress:
-    """How far a pass over the inputs has come, since its beginning."""
+    """How far a pass over the inputs has come."""
 
     read_bytes: int
+    """Since its beginning, whoever has read them."""
     documents: int
+    """By this process."""
     tokens: int
-    """0 while a tokenizer is being trained."""
+    """By this process; 0 while a tokenizer is being trained."""
     quarantined: int
+    saved: int = 0
+    """Documents that a pack which was killed had saved, and this one has gone on after."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +193,13 @@ class Packing:
         except BaseException:
             self._files.close()
             raise
+        self._before = self._sum("documents"), self._sum("tokens")
+        # Of the corpora that are appended to.
+        self._bases = sum(
+            target.output.existing.documents
+            for target in self._targets()
+            if target.output.existing is not None
+        )
 
     def _open(self, progress: State, saved: Saved | None) -> None:
         folder, spec = self._output.folder, self._spec
@@ -247,14 +258,16 @@ class Packing:
 
     @property
     def progress(self) -> PackProgress:
-        bases = [base for target in self._targets() if (base := target.output.existing) is not None]
         return PackProgress(
             self._read_bytes,
-            sum(target.writer.documents for target in self._targets())
-            - sum(base.documents for base in bases),
-            sum(target.writer.tokens for target in self._targets()) - sum(base.tokens for base in bases),
+            self._sum("documents") - self._before[0],
+            self._sum("tokens") - self._before[1],
             len(self._quarantine),
+            self._before[0] - self._bases,
         )
+
+    def _sum(self, what: Literal["documents", "tokens"]) -> int:
+        return sum(cast("int", getattr(target.writer, what)) for target in self._targets())
 
     def add(self, encoded: Encoded, resume: State) -> None:
         """Take what came of one group. Raises BadRecord under `fail`."""
@@ -304,7 +317,7 @@ class Packing:
         """Commit. `chosen`: the files that were read, of `inputs`. Raises InputError where there is no document."""
         # A part may have no file, and whatever is appended may be there already.
         may_be_empty = self._spec.part is not None or (self._spec.append and self._spec.dedup)
-        if not self.progress.documents and not may_be_empty and self._ended is None:
+        if self._sum("documents") == self._bases and not may_be_empty and self._ended is None:
             raise InputError(
                 f"{', '.join(inputs.names)}: no document: {len(self._quarantine)} records, none of them good; "
                 "run with --on-bad fail to see what is wrong with the first"
