@@ -285,3 +285,33 @@ def test_killed_rank_restarts() -> None:
             assert poll.poll(10_000), "a worker outlives its parent"
             os.close(end)
     assert set(Path("/dev/shm").iterdir()) <= shared_before
+
+
+_LEFT = """
+import sys
+from pipeline import Plan, start
+from tests.pipeline.sources import Count
+from tests.pipeline.test_process_maps import never_returns, triple
+
+state = sys.argv[1]
+running = start(Plan(Count(10**6)).map(never_returns if state == "calling" else triple, on="process", width=2))
+if state != "starting":
+    next(running)
+if state == "dropped":
+    del running
+print("done")
+"""
+
+
+@pytest.mark.parametrize("state", ["starting", "waiting", "calling", "dropped"])
+def test_interpreter_exits_with_the_processes_alive(state: str) -> None:
+    """No hang, no process left that holds the output open, and nothing on stderr, where warnings are shown."""
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", _LEFT, state],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
