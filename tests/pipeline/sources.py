@@ -169,7 +169,7 @@ class Batches:
         self.size = size
         self.carry: list[int] = []
 
-    def accept(self, value: object, /) -> None:
+    def accept(self, value: int, /) -> None:
         self.carry.append(value)
 
     def emit(self) -> list[int] | None:
