@@ -17,7 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stages.corpus import CorpusMeta, LocalCorpus, SpecialToken, open_corpus
-from stages.packing import Packing, Wrapped
+from stages.packing import METHODS, Packing, packed
 from stages.tokenise import TextTokenizer
 from trainer.entry import DONE, MISTAKE, guarded
 
@@ -174,7 +174,7 @@ def stats(corpus: LocalCorpus, seq_lens: Sequence[int], console: Console) -> Non
 
 def packings(corpus: LocalCorpus, seq_len: int) -> list[Packing]:
     """Every packing that there is, of this corpus."""
-    return [Wrapped(corpus.meta.tokens, seq_len)]
+    return [packed(corpus, method, seq_len) for method in METHODS]
 
 
 def histogram(lengths: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
