@@ -1,4 +1,4 @@
-"""`python -m tools.corpus show|stats DIR`: what a packed corpus holds."""
+"""`python -m tools.corpus show|stats|export DIR`: what a packed corpus holds."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from stages.corpus import CorpusMeta, LocalCorpus, SpecialToken, open_corpus
+from stages.corpus.megatron import export
 from stages.packing import METHODS, Packing, packed
 from stages.tokenise import TextTokenizer
 from trainer.entry import DONE, MISTAKE, guarded
@@ -49,7 +50,21 @@ class Stats:
     """The sequence lengths to tell the packings' efficiency of."""
 
 
-Command = Annotated[Show, tyro.conf.subcommand("show")] | Annotated[Stats, tyro.conf.subcommand("stats")]
+@dataclass(frozen=True)
+class Export:
+    """Write the corpus as another program's files."""
+
+    corpus: tyro.conf.Positional[Path]
+    """The folder that tools.pack wrote."""
+    megatron: Path
+    """PREFIX of Megatron's indexed dataset: PREFIX.bin and PREFIX.idx are written."""
+
+
+Command = (
+    Annotated[Show, tyro.conf.subcommand("show")]
+    | Annotated[Stats, tyro.conf.subcommand("stats")]
+    | Annotated[Export, tyro.conf.subcommand("export")]
+)
 
 SPREAD = 3
 """Documents that `show` decodes where none is named."""
@@ -60,7 +75,7 @@ class WrongArguments(Exception):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    command: Show | Stats = tyro.cli(Command, args=argv, prog="python -m tools.corpus")
+    command: Show | Stats | Export = tyro.cli(Command, args=argv, prog="python -m tools.corpus")
     console = Console(soft_wrap=True, highlight=False)
     with closing(open_corpus(command.corpus)) as corpus:
         match command:
@@ -68,6 +83,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 show(corpus, command, console)
             case Stats():
                 stats(corpus, command.seq_len, console)
+            case Export():
+                data, index = export(corpus, command.megatron)
+                console.print(f"wrote {data} and {index}", markup=False)
     return DONE
 
 

@@ -76,6 +76,13 @@ def test_stats_add_up(corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "--seq-len" in capsys.readouterr().err
 
 
+def test_exports(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("export", corpus, "--megatron", tmp_path / "text") == DONE
+    assert "text.idx" in capsys.readouterr().out
+    assert (tmp_path / "text.bin").exists()
+    assert run("export", corpus, "--megatron", tmp_path / "text") == MISTAKE
+
+
 def test_what_is_no_corpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("stats", tmp_path) == MISTAKE
     assert "no corpus" in capsys.readouterr().err
