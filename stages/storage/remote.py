@@ -12,6 +12,7 @@ from stages.errors import StorageError, StorageMissing, StorageTaken, StorageUna
 from stages.storage.protocol import Entry, Span, parts_of
 
 if TYPE_CHECKING:
+    from obstore import PutMode
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 T = TypeVar("T")
@@ -96,17 +97,8 @@ class RemoteStorage:
     async def write(self, path: str, data: bytes, *, replace: bool = True) -> None:
         from obstore import put_async
 
-        # A conditional put is never made in parts: several writers could not be told apart.
-        await self._asked(
-            path,
-            lambda: put_async(
-                self._store,
-                path,
-                data,
-                mode="overwrite" if replace else "create",
-                use_multipart=None if replace else False,
-            ),
-        )
+        mode: PutMode = "overwrite" if replace else "create"
+        await self._asked(path, lambda: put_async(self._store, path, data, mode=mode))
 
     async def _asked(self, path: str, ask: Callable[[], Awaitable[T]]) -> T:
         attempts = 0

@@ -33,23 +33,25 @@ async def stream(
             f"range_bytes must be a multiple of piece_bytes, got {range_bytes} and {piece_bytes}"
         )
     ahead: deque[asyncio.Task[list[bytes]]] = deque()
-    spans = iter([(at, min(at + range_bytes, stop)) for at in range(start, stop, range_bytes)])
+    begins = iter(range(start, stop, range_bytes))
 
     def ask() -> None:
         while len(ahead) < max(1, window_bytes // range_bytes):
-            span = next(spans, None)
-            if span is None:
+            begin = next(begins, None)
+            if begin is None:
                 return
-            ahead.append(asyncio.create_task(storage.read(path, [span])))
+            end = min(begin + range_bytes, stop)
+            # Spans that touch are one request, and each is a piece that need not be cut out of a copy again.
+            spans = [(at, min(at + piece_bytes, end)) for at in range(begin, end, piece_bytes)]
+            ahead.append(asyncio.create_task(storage.read(path, spans)))
 
     try:
         ask()
         while ahead:
-            (data,) = await ahead[0]
+            pieces = deque(await ahead[0])
             ahead.popleft()
-            for at in range(0, len(data), piece_bytes):
-                yield data[at : at + piece_bytes]
-            del data  # else it is held beside the window while the next is awaited
+            while pieces:
+                yield pieces.popleft()
             ask()
     finally:
         for task in ahead:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from stages.chat import ChatSpec, EncodeChats, EncodedChats, Rendered, render
 from stages.chat_template import ChatError, ChatTemplate
@@ -130,6 +130,15 @@ def test_prompts_and_completions_are_one_text(tokenizer: TextTokenizer) -> None:
     for source in (CHATML, MARKED):
         chats = EncodeChats(tokenizer, template(source), ChatSpec())([spoken])
         assert "".join(pieces(tokenizer, chats)) == "It does. 你好 🙂<|im_end|><|endoftext|>"
+
+
+def test_blanks_that_a_tokenizer_leaves_out_of_its_offsets_are_trained() -> None:
+    made = Tokenizer.from_str(train(TrainSpec(260), ["x"]).decode())
+    made.post_processor = processors.ByteLevel(trim_offsets=True)
+    chats = EncodeChats(TextTokenizer(made.to_str().encode(), "test"), None, ChatSpec())(
+        [{"prompt": "a ", "completion": "  b\n\n"}]
+    )
+    assert chats.loss_mask.tolist() == [False, False, True, True, True, True, True, True]
 
 
 def test_a_long_chat_is_cut_at_its_end_and_counted(tokenizer: TextTokenizer) -> None:

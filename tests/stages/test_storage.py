@@ -21,7 +21,7 @@ from obstore import delete
 from obstore.store import from_url
 
 from pipeline import Item, Plan, Retry, StageFailed, start
-from stages.errors import InputError, OutputFull, StorageError, StorageUnavailable
+from stages.errors import InputError, OutputFull, StorageError, StorageTaken, StorageUnavailable
 from stages.inputs import Choice, Group, ReadSpec, TextSource, scan
 from stages.inputs.fingerprint import fingerprints, hashed
 from stages.inputs.source import SMALL_BYTES
@@ -211,7 +211,18 @@ class TestS3Storage(StorageContract):
             pieces = stream(storage, "a", 0, 4000, piece_bytes=500, range_bytes=1000, window_bytes=4000)
             return b"".join([piece async for piece in pieces])
 
+        proxy.requests.clear()
         assert run(collect()) == b"x" * 4000
+        assert len(proxy.requests) == 4
+
+    def test_of_large_objects_one_wins_too(self) -> None:
+        storage = self.make_storage()
+        run(storage.write("a", b"1" * (12 << 20), replace=False))
+        with pytest.raises(StorageTaken):
+            run(storage.write("a", b"2" * (12 << 20), replace=False))
+        assert run(storage.read("a", [(0, 1), (12582911, 12582912)])) == [b"1", b"1"]
+        run(storage.write("a", b"3" * (12 << 20)))
+        assert run(storage.read("a", [(0, 1), (12582911, 12582912)])) == [b"3", b"3"]
 
     def test_no_secret_is_said(self, proxy: Proxy) -> None:
         storage = self.make_storage()
@@ -226,24 +237,26 @@ class Counting:
 
     name = "counting"
 
-    def __init__(self, fail_at: int = -1) -> None:
+    def __init__(self, fail_at: int = -1, hang_at: int = -1) -> None:
         self.asked: list[Span] = []
         self.running = self.most = 0
-        self._fail_at = fail_at
+        self._fail_at, self._hang_at = fail_at, hang_at
 
     async def size(self, path: str) -> int:
         return 1 << 30
 
     async def read(self, path: str, spans: Sequence[Span]) -> list[bytes]:
-        ((begin, end),) = spans
+        begin, end = spans[0][0], spans[-1][1]
         self.asked.append((begin, end))
         self.running += 1
         self.most = max(self.most, self.running)
         try:
             await asyncio.sleep(0)
+            if begin == self._hang_at:
+                await asyncio.Event().wait()
             if begin == self._fail_at:
                 raise StorageUnavailable("busy")
-            return [b"x" * (end - begin)]
+            return [b"x" * (stop - start) for start, stop in spans]
         finally:
             self.running -= 1
 
@@ -269,6 +282,19 @@ def test_a_stream_reads_ahead_as_far_as_its_window() -> None:
 
     run(first())
     assert storage.most == 5
+    assert storage.running == 0
+
+
+def test_a_stream_that_is_left_waits_for_nothing() -> None:
+    storage = Counting(hang_at=40)
+
+    async def first() -> None:
+        pieces = stream(storage, "x", 0, 1000, piece_bytes=20, range_bytes=20, window_bytes=100)
+        await anext(pieces)
+        async with asyncio.timeout(20):
+            await pieces.aclose()
+
+    run(first())
     assert storage.running == 0
 
 
