@@ -9,11 +9,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import aclosing
 from pathlib import Path
 from threading import Thread
-from typing import NamedTuple, cast
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import pytest
 
 from pipeline import JSON, Fold, Item, Map, Plan, Sink, Source, State, start
+
+T = TypeVar("T")
 
 
 async def read_all(source: Source[object], at: State | None = None) -> list[Item[object]]:
@@ -265,25 +267,25 @@ class SinkContract:
         assert self.read_back(sink, tmp_path) == self._expected()
 
 
-class ListSource:
+class ListSource(Generic[T]):
     """A source over a list: the simplest there is, and the double for tests of whatever takes a source."""
 
-    def __init__(self, values: list[object]) -> None:
+    def __init__(self, values: list[T]) -> None:
         self._values = values
 
-    def read(self, at: State | None) -> _ListReading:
+    def read(self, at: State | None) -> _ListReading[T]:
         return _ListReading(self._values, 0 if at is None else cast("int", at["next"]))
 
 
-class _ListReading:
-    def __init__(self, values: list[object], index: int) -> None:
+class _ListReading(Generic[T]):
+    def __init__(self, values: list[T], index: int) -> None:
         self._values = values
         self._index = index
 
-    def __aiter__(self) -> _ListReading:
+    def __aiter__(self) -> _ListReading[T]:
         return self
 
-    async def __anext__(self) -> Item[object]:
+    async def __anext__(self) -> Item[T]:
         if self._index >= len(self._values):
             raise StopAsyncIteration
         self._index += 1
