@@ -13,10 +13,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event
 from types import FrameType
-from typing import cast
+from typing import Generic, TypeVar, cast
 
 import pipeline.waiting
 from pipeline import JSON, Item, State
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -67,6 +69,16 @@ class Count:
             self.all_read.set()
         finally:
             self.closed += 1
+
+
+@dataclass
+class Kept(Generic[T]):
+    """A sink that keeps what it is given."""
+
+    values: list[T] = field(default_factory=list)
+
+    def put(self, value: T, /) -> None:
+        self.values.append(value)
 
 
 class TwoArguments(Exception):

@@ -17,6 +17,7 @@ from tests.contracts.engine import FoldContract, ListSource
 from tests.pipeline.sources import (
     Batches,
     Count,
+    Kept,
     Pieces,
     ShuffleBuffer,
     Shuffled,
@@ -373,9 +374,6 @@ def test_inputs_and_outputs_die_with_their_last_user() -> None:
 
 
 def test_many_stateful_stages_in_a_row() -> None:
-    class Ignored:
-        def put(self, record: object) -> None: ...
-
     def odd(x: int) -> int:
         if x % 7 == 0:
             raise ValueError
@@ -383,7 +381,7 @@ def test_many_stateful_stages_in_a_row() -> None:
 
     plan = (
         Plan(Shuffled(40, seed=3))
-        .map(odd, on_error=Drop(Ignored(), at_most=40))
+        .map(odd, on_error=Drop(Kept(), at_most=40))
         .fold(ShuffleBuffer(4, seed=1), name="first")
         .fold(Pieces(2, lambda x: [x, x + 1, x + 2]), name="pieces")
         .fold(ShuffleBuffer(2, seed=2), name="second")
