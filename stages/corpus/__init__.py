@@ -1,7 +1,10 @@
 """The corpus store: documents as runs of token ids.
 
-    documents ─► claimed ─► ArrowWriter ─► corpus.json ─► open_corpus ─► CorpusReader ─► gather, read, view
-                 the folder                the commit                    Spans: which runs, and where to
+    documents ─► claimed ─► CorpusWriter ─► corpus.json ─► open_corpus ─► CorpusReader ─► gather, read, view
+                 the folder   arrow, lmdb     the commit                    Spans: which runs, and where to
+                                └─ save: what a killed pack goes on from
+
+    parts ─► merge ─► the same bytes as if packed at once             corpus ─► megatron.export
 
 Documents, not fixed rows: packing for any sequence length is an index over `bounds`, and nothing is tokenised
 again when that length changes.

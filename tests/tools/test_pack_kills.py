@@ -57,8 +57,8 @@ def killed(kind: str, work: Path, *arguments: str | Path) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("choice", "step"),
     [
-        ("arrow", 5),
-        ("lmdb and all", 7),
+        ("arrow", 9),
+        ("lmdb and all", 13),
         *(pytest.param(choice, 1, marks=pytest.mark.slow) for choice in CHOICES),
     ],
 )
@@ -106,7 +106,7 @@ def test_killed_at_random_moments(
 @pytest.mark.parametrize(
     ("choice", "step"),
     [
-        ("arrow and all", 11),
+        ("arrow and all", 19),
         ("lmdb", 9),
         *(pytest.param(choice, 1, marks=pytest.mark.slow) for choice in CHOICES),
     ],
