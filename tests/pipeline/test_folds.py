@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from itertools import chain
 from typing import Literal, cast
 
 import pytest
 
 from pipeline import Drop, Fold, Item, Plan, StageFailed, State, StateMismatch, start
+from pipeline.waiting import ThreadBell
 from tests.contracts.engine import FoldContract, ListSource
 from tests.pipeline.sources import (
     Batches,
@@ -260,6 +262,7 @@ STATES: dict[str, State] = {
         "source": {"next": 4},
         "stages": {"batches": {"carry": []}, "shuffle": {"held": [], "given": 0}},
     },
+    "no fold": {"source": {"next": 4}, "stages": {}},
     "nothing": {},
     "no source": {"stages": {"batches": {"carry": []}}},
     "more": {"source": {"next": 4}, "stages": {"batches": {"carry": []}}, "version": 2},
@@ -325,34 +328,38 @@ def test_reads_ahead_are_bounded_exactly(source_ahead: int, fold_ahead: int) -> 
             next(running)
 
 
-def test_inputs_and_outputs_die_with_their_last_user() -> None:
-    class Buffer:
-        pass
+class Buffer:
+    """Something that can be seen to die."""
 
-    class Turned:
-        """One input, one output of another kind."""
 
-        def __init__(self) -> None:
-            self.held: list[int] = []
+class Made:
+    """For each input so many outputs of `make`, which is told how many are to come."""
 
-        def accept(self, value: Buffer, /) -> None:
-            self.held.append(id(value))
+    def __init__(self, count: int, make: Callable[[int], Buffer]) -> None:
+        self.count = count
+        self.make = make
+        self.left = 0
 
-        def emit(self) -> Buffer | None:
-            if not self.held:
-                return None
-            self.held.pop()
-            return tracked(Buffer())
+    def accept(self, value: object, /) -> None:
+        self.left = self.count
 
-        def finish(self) -> Buffer | None:
+    def emit(self) -> Buffer | None:
+        if self.left == 0:
             return None
+        self.left -= 1
+        return self.make(self.left)
 
-        def state(self) -> State:
-            return {}
+    def finish(self) -> Buffer | None:
+        return None
 
-        def restore(self, state: State) -> None:
-            raise NotImplementedError
+    def state(self) -> State:
+        return {"left": self.left}
 
+    def restore(self, state: State) -> None:
+        self.left = cast("int", state["left"])
+
+
+def test_inputs_and_outputs_die_with_their_last_user() -> None:
     class Waiting(Count):
         async def read(self, at: State | None) -> AsyncIterator[Item[int]]:
             async for item in super().read(at):
@@ -361,16 +368,117 @@ def test_inputs_and_outputs_die_with_their_last_user() -> None:
 
     died = threading.Semaphore(0)
 
-    def tracked(buffer: Buffer) -> Buffer:
+    def tracked(_: int) -> Buffer:
+        buffer = Buffer()
         weakref.finalize(buffer, died.release)
         return buffer
 
-    plan = Plan(Waiting(3)).map(lambda i: tracked(Buffer()), name="make").fold(Turned())
+    plan = Plan(Waiting(3)).map(tracked).fold(Made(1, tracked))
     with start(plan) as running:
         for _ in range(3):
             next(running)
         for _ in range(6):
             assert died.acquire(timeout=5)
+
+
+def test_an_output_may_die_before_the_next_one_is_there() -> None:
+    first_died = threading.Event()
+
+    def make(left: int) -> Buffer:
+        buffer = Buffer()
+        if left:
+            weakref.finalize(buffer, first_died.set)
+        else:
+            assert first_died.wait(timeout=5)
+        return buffer
+
+    with start(Plan(Count(1)).fold(Made(2, make))) as running:
+        assert [next(running).resume["stages"] for _ in range(2)] == [
+            {"Made": {"left": 1}},
+            {"Made": {"left": 0}},
+        ]
+
+
+class Total:
+    """One output when the input is over: the sum."""
+
+    def __init__(self) -> None:
+        self.sum: int | None = 0
+
+    def accept(self, value: int, /) -> None:
+        assert self.sum is not None
+        self.sum += value
+
+    def emit(self) -> int | None:
+        return None
+
+    def finish(self) -> int | None:
+        total, self.sum = self.sum, None
+        return total
+
+    def state(self) -> State:
+        return {"sum": self.sum}
+
+    def restore(self, state: State) -> None:
+        self.sum = cast("int | None", state["sum"])
+
+
+@pytest.mark.parametrize(
+    ("n", "total", "source"), [(0, 0, None), (5, 10, {"next": 5})], ids=["nothing read", "all read"]
+)
+def test_an_output_of_the_end_resumes_at_the_end(n: int, total: int, source: State | None) -> None:
+    plan = Plan(Count(n)).fold(Total(), name="total")
+    with start(plan) as running:
+        items = list(running)
+    resume: State = {"source": source, "stages": {"total": {"sum": None}}}
+    assert items == [Item(total, resume)]
+    with start(plan, at=resume) as running:
+        assert list(running) == []
+
+
+@pytest.mark.parametrize("taker", ["fold", "thread", "loop", "consumer"])
+def test_a_free_place_is_used_while_the_taker_waits(taker: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than half of the window is free, the oldest call in it returns only once the next one has begun."""
+    no_room, has_begun = threading.Event(), threading.Event()
+    wait = ThreadBell.wait
+
+    def watched_wait(bell: ThreadBell, ready: Callable[[], bool], up_to_s: float = math.inf) -> None:
+        def looked() -> bool:
+            is_ready = ready()
+            if not is_ready and getattr(ready, "__name__", "") == "may_reserve":
+                no_room.set()
+            return is_ready
+
+        wait(bell, looked, up_to_s)
+
+    def call(x: int) -> int:
+        if x == 8:
+            has_begun.set()
+        if x == 2:
+            assert has_begun.wait(timeout=20)
+        return x
+
+    def hold(x: int) -> int:
+        assert no_room.wait(timeout=20)
+        return x
+
+    async def hold_on_the_loop(x: int) -> int:
+        return await asyncio.to_thread(hold, x)
+
+    def hold_and_list(x: int) -> list[int]:
+        return [hold(x)]
+
+    monkeypatch.setattr(ThreadBell, "wait", watched_wait)
+    plan = Plan(Count(9)).map(call, width=2, ahead=8)
+    if taker == "fold":
+        plan = plan.fold(Pieces(1, hold_and_list))
+    elif taker == "thread":
+        plan = plan.map(hold)
+    elif taker == "loop":
+        plan = plan.map(hold_on_the_loop)
+    with within(10), start(plan) as running:
+        hold(0)
+        assert len(list(running)) == 9
 
 
 def test_many_stateful_stages_in_a_row() -> None:
