@@ -141,6 +141,7 @@ class Running(Iterator[Item[T]], Generic[T]):
     def _end(self, last: Slot) -> None:
         assert last.value is None or isinstance(last.value, PipelineError)
         self._over = StopIteration() if last.value is None else last.value
+        self._give_back()
         self._engine.stop()
 
     def _wait(self) -> None:
