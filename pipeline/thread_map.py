@@ -145,7 +145,7 @@ class ThreadMap:
                 meter.call(slot.index, began, ended)
                 began = ended
             del slot
-            if self._stopping:
+            if self._stopping and slots:
                 raise Stopped
         ended = perf_counter()
         if not each:
@@ -188,7 +188,7 @@ class ThreadMap:
         if self._intake.failed(call.slot, error):
             worker.meter.dropped()
             successor = _Worker(self._work, worker.thread.name, worker.meter)
-            successor.slots = worker.slots
+            successor.slots, successor.tally = worker.slots, worker.tally
             self._workers.append(successor)
             successor.thread.start()
 
