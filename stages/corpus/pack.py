@@ -30,6 +30,7 @@ from stages.inputs.fingerprint import fingerprints, hashed
 from stages.inputs.scan import Inputs
 from stages.inputs.source import TextSource
 from stages.storage import DurableFile
+from stages.storage.remote import RETRY
 from stages.tokenise import Encode, TextTokenizer, TrainSpec, train
 
 __all__ = [
@@ -90,7 +91,9 @@ def pack(
                     f"{output.folder}: cannot be appended to: {error}; restore what is damaged, or pack again"
                 ) from error
         encode = Encode(tokenizer, hashed=spec.dedup or spec.val > 0)
-        plan = Plan(TextSource(chosen, spec.read), ahead=AHEAD).map(encode, width=WIDTH, ahead=AHEAD)
+        plan = Plan(TextSource(chosen, spec.read), ahead=AHEAD, retry=RETRY).map(
+            encode, width=WIDTH, ahead=AHEAD
+        )
         saved_at = time.monotonic()
         with start(plan, at=packing.source) as running:
             for item in running:
@@ -107,7 +110,7 @@ def train_on(inputs: Inputs, train_spec: TrainSpec, spec: PackSpec, observe: Obs
 
     def texts() -> Generator[str, None, None]:
         read_bytes = documents = bad = 0
-        with start(Plan(TextSource(inputs, spec.read), ahead=AHEAD)) as running:
+        with start(Plan(TextSource(inputs, spec.read), ahead=AHEAD, retry=RETRY)) as running:
             for item in running:
                 group = item.value
                 if spec.on_bad == "fail":

@@ -38,7 +38,9 @@ def commands(document: str) -> list[Command]:
 
 
 def without_numbers(line: str) -> str:
-    """A line as a pattern of words: whatever has a digit in it, and every run of blanks, becomes one sign."""
+    """A line as a pattern of words: whatever has a digit in it, an age in its unit, and every run of blanks, becomes one
+    sign."""
+    line = re.sub(r"\b\d+ (s|min|h|d)\b", "0", line)
     return " ".join("#" if any(c.isdigit() for c in word) else word for word in line.split())
 
 
