@@ -72,8 +72,8 @@ class Engine:
         self.aborted: PipelineError | None = None
         """Raised by every further take."""
         self._late: PipelineError | None = None
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
-        self._loop = self._runner.get_loop()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """Made and closed by its thread, which no signal interrupts: Ctrl-C while starting leaves nothing open."""
         self._stop_asked = False
         self._stopping = asyncio.Event()
         self._plan = plan
@@ -113,7 +113,6 @@ class Engine:
                 thread.start()
         except RuntimeError as error:
             self.stop()
-            self._runner.close()
             raise PipelineError(f"could not start {len(threads)} threads: {error}") from error
 
     def wait(self) -> None:
@@ -155,14 +154,15 @@ class Engine:
 
     def stop(self) -> None:
         """Let every task, thread and process end; waits for none of them. From any thread, at any time."""
-        if self._stop_asked:
+        if self._ended is not None:
             return
         self._stop_asked = True
-        self._ended = time.perf_counter()
         for runner in self._threaded:
             runner.stop()
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and is closed
-            self._loop.call_soon_threadsafe(self._stopping.set)
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended, and is closed
+                self._loop.call_soon_threadsafe(self._stopping.set)
+        self._ended = time.perf_counter()  # last: a stop that was interrupted is made again
 
     def join(self, grace_s: float) -> None:
         """Wait for every thread after `stop`, then raise what went wrong while stopping."""
@@ -205,7 +205,7 @@ class Engine:
     def _bell(self, spec: Stage | None) -> Bell:
         """A bell for the side of a window where `spec` waits; None is the source."""
         if spec is None or (isinstance(spec, Mapping) and spec.place == "loop"):
-            return LoopBell(self._loop)
+            return LoopBell()
         return ThreadBell()
 
     def _gate(self, spec: Stage | None, at: State | None) -> Gate:
@@ -273,11 +273,15 @@ class Engine:
         return self.outlet.is_ready() or self.aborted is not None
 
     def _run_loop(self) -> None:
-        with self._runner:
-            self._runner.run(self._main())
+        try:
+            with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+                self._loop = runner.get_loop()
+                runner.run(self._main())
+        except BaseException as error:  # noqa: BLE001 - a thread's end must not pass in silence
+            self._fault(error)
 
     async def _main(self) -> None:
-        if self._stopping.is_set():
+        if self._stop_asked:
             return  # tasks that are cancelled before they begin never await the coroutines that they were given
         try:
             async with asyncio.TaskGroup() as group:

@@ -131,11 +131,11 @@ class Running(Iterator[Item[T]], Generic[T]):
         """
         if not self._unclosed.alive:
             return
-        self._unclosed.detach()
         closed = PipelineError("read after close(): start again at the last item's resume")
         self._over = self._over or closed
         self._engine.abort(closed)
         self._engine.stop()
+        self._unclosed.detach()  # not before: Ctrl-C in here must not leave anything running
         self._engine.join(GRACE_S)
 
     def _end(self, last: Slot) -> None:

@@ -67,11 +67,11 @@ class ThreadBell(Bell):
 
 
 class LoopBell(Bell):
-    """The waiter is a task on `loop`; it is stopped by being cancelled."""
+    """The waiter is a task on the engine's loop; it is stopped by being cancelled."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._loop = loop
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = 0
         self._rung: asyncio.Future[None] | None = None
 
@@ -80,6 +80,8 @@ class LoopBell(Bell):
         if threading.get_ident() == self._thread:
             self._wake()
             return
+        if self._loop is None:
+            return  # nobody has ever waited
         try:
             self._loop.call_soon_threadsafe(self._wake)
         except RuntimeError:
@@ -89,10 +91,11 @@ class LoopBell(Bell):
 
     async def wait(self, ready: Callable[[], bool]) -> None:
         """Return once `ready()`."""
+        self._loop = loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         try:
             while True:
-                self._rung = rung = self._loop.create_future()
+                self._rung = rung = loop.create_future()
                 self.waiting = True
                 if ready():
                     return
