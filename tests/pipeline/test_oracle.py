@@ -1,4 +1,4 @@
-"""Whatever a plan is made of, and wherever it is cut: what comes after a resume is what would have come without.
+"""Whatever a plan is made of, it gives what one loop would; wherever it is cut, what would have come without.
 
 Plans are generated: sources that pause, fail for a while or for good; maps on the loop, in threads and processes that
 finish out of order, fail, are tried again or drop; folds that join, split, shuffle and fail, several in a row. Each is
@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline import Drop, Dropped, Item, Plan, Retry, StageFailed, State, start
+from tests.pipeline.reference import meaning
 from tests.pipeline.sources import (
     Batches,
     Broken,
@@ -273,12 +274,24 @@ def run(recipe: Recipe, at: State | None, most: int | None = None) -> Part:
 def check(recipe: Recipe, first: int, second: int) -> None:
     """Whole, and in three parts; in two parts at every cut, where there are few."""
     whole = run(recipe, None)
+    check_meaning(recipe, whole)
     count = len(whole.items)
     cut = first % (count + 1)
     check_parts(recipe, whole, [cut, second % (count - cut + 1)])
     if count <= 4 and not recipe.has_processes:
         for cut in range(count + 1):
             check_parts(recipe, whole, [cut])
+
+
+def check_meaning(recipe: Recipe, whole: Part) -> None:
+    """The same as in one loop, but for what is read ahead of a failure."""
+    expected = meaning(recipe.plan([]))
+    assert whole.items == expected.items
+    assert whole.failure == expected.failure
+    if whole.failure is None:
+        assert whole.dropped == expected.dropped
+    for stage, reasons in expected.dropped.items():
+        assert whole.dropped[stage][: len(reasons)] == reasons
 
 
 def check_parts(recipe: Recipe, whole: Part, lengths: list[int]) -> None:
