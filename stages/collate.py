@@ -47,9 +47,18 @@ def position_ids(starts: NDArray[np.int64], out: NDArray[np.int64]) -> None:
     np.cumsum(flat, out=flat)
 
 
-def cu_seqlens(starts: NDArray[np.int64], positions: int) -> NDArray[np.int32]:
-    """Cumulative document lengths of a flattened batch, int32: 0 first, `positions` last."""
-    return np.append(starts, positions).astype(np.int32)
+def cu_seqlens(starts: NDArray[np.int64], batches: int, positions: int) -> list[NDArray[np.int32]]:
+    """Cumulative document lengths of each of `batches` flattened batches of `positions`: 0 first, `positions` last.
+
+    `starts` are flat positions over all of them, ascending; each batch's first position is one.
+    """
+    first = np.searchsorted(starts, np.arange(batches + 1, dtype=np.int64) * positions)
+    batch = np.repeat(np.arange(batches, dtype=np.int64), np.diff(first))
+    cuts = np.full(starts.size + batches, positions, np.int32)
+    cuts[np.arange(starts.size) + batch] = starts - batch * positions
+    # Each batch has its end behind its starts.
+    ends = (first[1:] + np.arange(1, batches + 1)).tolist()
+    return [cuts[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def unknown_columns(columns: Sequence[str]) -> list[str]:

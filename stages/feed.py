@@ -61,7 +61,8 @@ class FeedSpec:
     columns: Sequence[Column] = COLUMNS
     prefetch: bool = True
     """Assemble batches in worker threads ahead of the consumer; False: in the consumer's own thread."""
-    threads: int = 2
+    threads: int = 1
+    """Of the prefetching. One is faster than two while the corpus is in memory; more pay where a disk is waited for."""
     packing: Method = "wrapped"
     plans: Path | None = None
     """A folder in which plans of bfd and bfd_split are kept; None: they are made at each start."""
@@ -213,12 +214,9 @@ class Assemble:
                 np.copyto(arrays[column], block.samples_KB)
         batches: list[Arrays] = [{name: array[k] for name, array in arrays.items()} for k in range(count)]
         if "cu_seqlens" in self._columns:
-            positions = size * self._packing.seq_len
-            cuts = np.searchsorted(starts, np.arange(count + 1) * positions)
-            for k, batch in enumerate(batches):
-                batch["cu_seqlens"] = collate.cu_seqlens(
-                    starts[cuts[k] : cuts[k + 1]] - k * positions, positions
-                )
+            cuts = collate.cu_seqlens(starts, count, size * self._packing.seq_len)
+            for batch, cut in zip(batches, cuts, strict=True):
+                batch["cu_seqlens"] = cut
         return Collated(block.position, batches, slot)
 
     def _padding(self, samples: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
@@ -305,7 +303,7 @@ class Feed(Generic[B]):
             yield from map(assemble, self._blocks.iterate(self.position))
             return
         plan = Plan(self._blocks).map(
-            assemble, width=self._spec.threads, on="thread", name="assemble", ahead=16
+            assemble, width=self._spec.threads, on="thread", name="assemble", ahead=2 * self._spec.threads
         )
         with start(plan, at={"position": self.position}) as running:
             try:

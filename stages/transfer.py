@@ -5,8 +5,8 @@
         ▲                                             │ copy on a side stream
         └────────── reused after the copy's event ────┘
 
-Without CUDA the same path hands over plain tensors (or plain arrays) over fresh memory: nothing is copied and
-nothing is reused, so a consumer may keep a batch as long as it likes.
+Without CUDA the same path hands over plain tensors (or plain arrays): nothing is copied, and memory is reused only
+once nobody holds a batch in it, so a consumer may keep a batch as long as it likes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.collate import Arrays
+from stages.reuse import Reused
 
 if TYPE_CHECKING:
     import torch
@@ -59,20 +60,16 @@ class Transfer(Protocol[B_co]):
         ...
 
 
-class FreshMemory:
-    """A slot that allocates."""
-
-    def int64(self, name: str, shape: tuple[int, ...]) -> NDArray[np.int64]:
-        return np.empty(shape, np.int64)
-
-
 class ToNumpy:
     """Batches as numpy arrays; torch is not imported."""
 
     ahead = 0
 
+    def __init__(self) -> None:
+        self._memory = Reused()
+
     def take(self, index: int) -> Slot:
-        return FreshMemory()
+        return self._memory
 
     def send(self, arrays: Arrays, slot: Slot, last: bool) -> Arrays:
         return arrays
@@ -93,9 +90,10 @@ class ToHost:
         import torch
 
         self._from_numpy = torch.from_numpy
+        self._memory = Reused()
 
     def take(self, index: int) -> Slot:
-        return FreshMemory()
+        return self._memory
 
     def send(self, arrays: Arrays, slot: Slot, last: bool) -> dict[str, torch.Tensor]:
         return {name: self._from_numpy(array) for name, array in arrays.items()}

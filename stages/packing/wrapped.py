@@ -36,13 +36,18 @@ class Wrapped:
         first = samples * self.seq_len
         # Document bounds strictly inside each window: bounds[low:high] of each row.
         low = np.searchsorted(bounds, first, side="right")
-        high = np.searchsorted(bounds, first + self.seq_len, side="left")
-        counts = high - low
-        rows = np.repeat(np.arange(len(samples)), counts)
-        nth = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
-        inside = bounds[low[rows] + nth] - first[rows] + rows * self.seq_len
-        # unique: sorts, and an empty document (two equal bounds) begins nowhere twice.
-        return np.unique(np.concatenate([np.arange(len(samples)) * self.seq_len, inside])).astype(np.int64)
+        counts = np.searchsorted(bounds, first + self.seq_len, side="left") - low
+        ends = np.cumsum(counts)
+        rows = np.arange(len(samples), dtype=np.int64)
+        row = np.repeat(rows, counts)
+        nth = np.arange(row.size, dtype=np.int64)
+        starts = np.empty(rows.size + row.size, np.int64)
+        starts[rows + ends - counts] = rows * self.seq_len
+        inside = bounds[nth + np.repeat(low - ends + counts, counts)]
+        starts[nth + row + 1] = inside + np.repeat(rows * self.seq_len - first, counts)
+        # An empty document (two equal bounds) begins nowhere twice.
+        new = np.diff(starts) > 0
+        return starts if new.all() else starts[np.concatenate([[True], new])]
 
     def filled(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.full(len(samples), self.seq_len, np.int64)

@@ -41,12 +41,19 @@ def test_positions_restart_at_each_document(batch: tuple[np.ndarray, np.ndarray]
 
 @given(batches())
 def test_document_lengths_add_up(batch: tuple[np.ndarray, np.ndarray]) -> None:
+    """Each row as a batch of its own, and all rows as one."""
     ids, starts = batch
-    lengths = collate.cu_seqlens(starts, ids.size)
-    assert lengths.dtype == np.int32
-    assert lengths[0] == 0
-    assert lengths[-1] == ids.size
-    assert lengths[:-1].tolist() == starts.tolist()
+    rows, length = ids.shape
+    (whole,) = collate.cu_seqlens(starts, 1, ids.size)
+    assert whole.dtype == np.int32
+    assert whole.tolist() == [*starts.tolist(), ids.size]
+    for row, cuts in enumerate(collate.cu_seqlens(starts, rows, length)):
+        inside = [s - row * length for s in starts.tolist() if row * length <= s < (row + 1) * length]
+        assert cuts.tolist() == [*inside, length]
+
+
+def test_padding_is_what_lies_behind_the_tokens() -> None:
+    assert collate.padding(np.array([2, 3]), 3).tolist() == [[False, False, True], [False, False, False]]
 
 
 def test_masking_is_by_place_never_by_value() -> None:

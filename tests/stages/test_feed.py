@@ -300,7 +300,7 @@ PACKINGS = ("wrapped", "bfd", "bfd_split")
 def test_rows_are_what_the_packing_says(corpus: LocalCorpus, packing: str) -> None:
     """Padding is known by its place: its label is -100, its mask is 0, and it counts as a document of its own."""
     columns = ("input_ids", "labels", "position_ids", "attention_mask", "cu_seqlens", "sample_ids")
-    feed = numpy_feed(corpus, spec(packing=packing, columns=columns, end=200, seq_len=11))
+    feed = numpy_feed(corpus, spec(packing=packing, columns=columns, end=200, seq_len=10))
     stream = np.concatenate([corpus.view(d, 0, int(corpus.lengths[d])) for d in range(len(corpus))])
     for batch in feed:
         cuts = []
@@ -310,16 +310,16 @@ def test_rows_are_what_the_packing_says(corpus: LocalCorpus, packing: str) -> No
             starts = feed.packing.starts(only, corpus.bounds).tolist()
             filled = int(feed.packing.filled(only)[0])
             ids = np.concatenate([stream[s : s + n] for s, n in zip(spans.start, spans.length, strict=True)])
-            assert batch["input_ids"][row].tolist() == ids.tolist() + [0] * (11 - filled)
-            assert batch["attention_mask"][row].tolist() == [1] * filled + [0] * (11 - filled)
+            assert batch["input_ids"][row].tolist() == ids.tolist() + [0] * (10 - filled)
+            assert batch["attention_mask"][row].tolist() == [1] * filled + [0] * (10 - filled)
             assert batch["position_ids"][row].tolist() == [
-                t - max(s for s in starts if s <= t) for t in range(11)
+                t - max(s for s in starts if s <= t) for t in range(10)
             ]
             assert batch["labels"][row].tolist() == [
-                -100 if t in starts or t >= filled else int(ids[t]) for t in range(11)
+                -100 if t in starts or t >= filled else int(ids[t]) for t in range(10)
             ]
-            cuts += [row * 11 + start for start in starts]
-        assert batch["cu_seqlens"].tolist() == [*cuts, 22]
+            cuts += [row * 10 + start for start in starts]
+        assert batch["cu_seqlens"].tolist() == [*cuts, 20]
 
 
 @pytest.mark.parametrize("threads", [1, 8])
