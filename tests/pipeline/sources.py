@@ -71,6 +71,24 @@ class Count:
             self.closed += 1
 
 
+class Steps(Count):
+    """A source that says when it has read, and nothing more is coming for now."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.read_so_far = threading.Condition()
+
+    async def read(self, at: State | None) -> AsyncIterator[Item[int]]:
+        async for item in super().read(at):
+            with self.read_so_far:
+                self.read_so_far.notify_all()
+            yield item
+
+    def wait_until_read(self, count: int) -> None:
+        with self.read_so_far:
+            assert self.read_so_far.wait_for(lambda: self.read_count >= count, timeout=10)
+
+
 @dataclass
 class Kept(Generic[T]):
     """A sink that keeps what it is given."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
@@ -14,7 +13,6 @@ from typing import Literal, cast
 import pytest
 
 from pipeline import Drop, Fold, Item, Plan, StageFailed, State, StateMismatch, start
-from pipeline.waiting import ThreadBell
 from tests.contracts.engine import FoldContract, ListSource
 from tests.pipeline.sources import (
     Batches,
@@ -23,6 +21,7 @@ from tests.pipeline.sources import (
     Pieces,
     ShuffleBuffer,
     Shuffled,
+    Steps,
     double,
     mixed,
     triple,
@@ -295,24 +294,6 @@ def test_a_state_of_folds_does_not_start_a_plan_without() -> None:
         next(running)
 
 
-class Steps(Count):
-    """A source that says when it has read, and nothing more is coming for now."""
-
-    def __init__(self, n: int) -> None:
-        super().__init__(n)
-        self.read_so_far = threading.Condition()
-
-    async def read(self, at: State | None) -> AsyncIterator[Item[int]]:
-        async for item in super().read(at):
-            with self.read_so_far:
-                self.read_so_far.notify_all()
-            yield item
-
-    def wait_until_read(self, count: int) -> None:
-        with self.read_so_far:
-            assert self.read_so_far.wait_for(lambda: self.read_count >= count, timeout=10)
-
-
 @pytest.mark.parametrize(("source_ahead", "fold_ahead"), [(1, 1), (8, 1), (2, 3), (3, 4)])
 def test_reads_ahead_are_bounded_exactly(source_ahead: int, fold_ahead: int) -> None:
     """Behind a fold that makes three of each input: what its outputs are made of, and the source's window."""
@@ -434,51 +415,6 @@ def test_an_output_of_the_end_resumes_at_the_end(n: int, total: int, source: Sta
     assert items == [Item(total, resume)]
     with start(plan, at=resume) as running:
         assert list(running) == []
-
-
-@pytest.mark.parametrize("taker", ["fold", "thread", "loop", "consumer"])
-def test_a_free_place_is_used_while_the_taker_waits(taker: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less than half of the window is free, the oldest call in it returns only once the next one has begun."""
-    no_room, has_begun = threading.Event(), threading.Event()
-    wait = ThreadBell.wait
-
-    def watched_wait(bell: ThreadBell, ready: Callable[[], bool], up_to_s: float = math.inf) -> None:
-        def looked() -> bool:
-            is_ready = ready()
-            if not is_ready and getattr(ready, "__name__", "") == "may_reserve":
-                no_room.set()
-            return is_ready
-
-        wait(bell, looked, up_to_s)
-
-    def call(x: int) -> int:
-        if x == 8:
-            has_begun.set()
-        if x == 2:
-            assert has_begun.wait(timeout=20)
-        return x
-
-    def hold(x: int) -> int:
-        assert no_room.wait(timeout=20)
-        return x
-
-    async def hold_on_the_loop(x: int) -> int:
-        return await asyncio.to_thread(hold, x)
-
-    def hold_and_list(x: int) -> list[int]:
-        return [hold(x)]
-
-    monkeypatch.setattr(ThreadBell, "wait", watched_wait)
-    plan = Plan(Count(9)).map(call, width=2, ahead=8)
-    if taker == "fold":
-        plan = plan.fold(Pieces(1, hold_and_list))
-    elif taker == "thread":
-        plan = plan.map(hold)
-    elif taker == "loop":
-        plan = plan.map(hold_on_the_loop)
-    with within(10), start(plan) as running:
-        hold(0)
-        assert len(list(running)) == 9
 
 
 def test_many_stateful_stages_in_a_row() -> None:

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -33,6 +33,8 @@ from tests.pipeline.sources import (
     mixed,
     within,
 )
+
+T = TypeVar("T")
 
 HANGS_S = 60.0
 
@@ -185,21 +187,26 @@ async def mixed_list(batch: list[int]) -> int:
     return mixed(*batch)
 
 
+def several(each: st.SearchStrategy[T], counts: list[int]) -> st.SearchStrategy[tuple[T, ...]]:
+    """As many as one of `counts` says: lists alone are most often empty."""
+    return st.sampled_from(counts).flatmap(lambda n: st.lists(each, min_size=n, max_size=n)).map(tuple)
+
+
 def reads() -> st.SearchStrategy[Reads]:
     items = st.integers(0, 40)
     return st.builds(
         Reads,
-        n=items,
+        n=st.sampled_from([0, 1, 2, 5, *range(10, 41)]),
         pauses=st.booleans(),
         ahead=st.integers(1, 8),
-        transient=st.lists(st.tuples(items, st.sampled_from([1, 2, 3, 5, 5])), max_size=3).map(tuple),
-        breaks_at=st.none() | st.none() | items,
+        transient=several(st.tuples(items, st.sampled_from([1, 2, 2, 3, 3, 5])), [0, 0, 1, 2, 3]),
+        breaks_at=st.none() | st.none() | st.none() | items,
     )
 
 
 def calls() -> st.SearchStrategy[Calls]:
     # Starting processes takes longer than all the rest: they have a small share.
-    places = st.sampled_from([*["loop", "thread", "thread"] * 12, *["def on loop"] * 4, "process"])
+    places = st.sampled_from([*["loop", "thread", "thread"] * 6, "def on loop", "process", "def on loop"])
     failures = [*[(None, None)] * 4, (8, None), (30, None), (3, 1), (3, 2), (8, 4), (3, 30), (3, 30), (8, 30)]
 
     def made(failure: tuple[int | None, int | None]) -> st.SearchStrategy[Calls]:
@@ -232,7 +239,7 @@ def recipes() -> st.SearchStrategy[Recipe]:
     return st.builds(
         Recipe,
         reads=reads(),
-        stages=st.lists(calls() | folds(), max_size=5).map(tuple),
+        stages=several(calls() | folds(), [0, 1, 1, 2, 2, 3, 3, 4, 5]),
         hasty=st.booleans(),
         budget_bytes=st.sampled_from([1, 500, 1 << 30, 1 << 30]),
     )

@@ -1,0 +1,117 @@
+"""Who wakes whom between two stages: places that come free are used, whatever the stage that takes is busy with."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from pipeline import Plan, start
+from pipeline.waiting import LoopBell, ThreadBell
+from tests.pipeline.sources import Count, Pieces, Steps, within
+
+
+@pytest.fixture
+def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Set once a stage waits for room: it has looked in vain after it had asked to be woken."""
+    seen = threading.Event()
+    wait_in_thread, wait_on_loop = ThreadBell.wait, LoopBell.wait
+
+    def watched(ready: Callable[[], bool]) -> Callable[[], bool]:
+        def looked() -> bool:
+            is_ready = ready()
+            if not is_ready and getattr(ready, "__name__", "") in ("may_reserve", "_may_read"):
+                seen.set()
+            return is_ready
+
+        return looked
+
+    def wait(bell: ThreadBell, ready: Callable[[], bool], up_to_s: float = math.inf) -> None:
+        wait_in_thread(bell, watched(ready), up_to_s)
+
+    async def wait_in_task(bell: LoopBell, ready: Callable[[], bool]) -> None:
+        await wait_on_loop(bell, watched(ready))
+
+    monkeypatch.setattr(ThreadBell, "wait", wait)
+    monkeypatch.setattr(LoopBell, "wait", wait_in_task)
+    with within(10):
+        yield seen
+        seen.set()
+
+
+def then(plan: Plan[int], taker: str, function: Callable[[int], int]) -> Plan[int]:
+    """`plan` with a stage behind it that calls `function`, one value at a time."""
+
+    async def on_the_loop(x: int) -> int:
+        return await asyncio.to_thread(function, x)
+
+    def in_a_list(x: int) -> list[int]:
+        return [function(x)]
+
+    if taker == "fold":
+        return plan.fold(Pieces(1, in_a_list), ahead=1)
+    return plan.map(on_the_loop if taker == "loop" else function, ahead=1)
+
+
+@pytest.mark.parametrize("taker", ["fold", "thread", "loop", "consumer"])
+def test_a_free_place_is_used_while_the_taker_waits(taker: str, no_room: threading.Event) -> None:
+    """Less than half of the window is free; the oldest call in it returns only once the next one has begun."""
+    has_begun = threading.Event()
+
+    def call(x: int) -> int:
+        if x == 8:
+            has_begun.set()
+        if x == 2:
+            assert has_begun.wait(timeout=20)
+        return x
+
+    def hold(x: int) -> int:
+        assert no_room.wait(timeout=20)
+        return x
+
+    calls = Plan(Count(9)).map(call, width=2, ahead=8)
+    plan = calls if taker == "consumer" else then(calls, taker, hold)
+    with start(plan) as running:
+        hold(0)
+        assert len(list(running)) == 9
+
+
+@pytest.mark.parametrize("taker", ["fold", "thread", "loop"])
+def test_a_free_place_is_used_while_the_taker_works(taker: str, no_room: threading.Event) -> None:
+    """It takes what makes half of the window free, and returns from that only once the place is filled again."""
+    source = Steps(9)
+
+    def call(x: int) -> int:
+        if x == 0:
+            assert no_room.wait(timeout=20)
+        if x == 1:
+            source.wait_until_read(4)
+        return x
+
+    with start(then(Plan(source, ahead=2), taker, call)) as running:
+        assert len(list(running)) == 9
+
+
+@pytest.mark.parametrize("place", ["thread", "loop"])
+def test_as_many_calls_as_the_stage_is_wide_are_in_flight(place: str) -> None:
+    """Three calls can only return once all three have begun."""
+    on_the_loop, in_threads = asyncio.Barrier(3), threading.Barrier(3)
+
+    async def meet(x: int) -> int:
+        await on_the_loop.wait()
+        return x
+
+    def meet_in_threads(x: int) -> int:
+        in_threads.wait(timeout=20)
+        return x
+
+    plan = Plan(Count(30), ahead=1)
+    if place == "loop":
+        plan = plan.map(meet, width=3, ahead=3)
+    else:
+        plan = plan.map(meet_in_threads, width=3, ahead=3)
+    with within(10), start(plan) as running:
+        assert [item.value for item in running] == [*range(30)]
