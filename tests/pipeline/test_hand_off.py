@@ -108,10 +108,6 @@ def test_as_many_calls_as_the_stage_is_wide_are_in_flight(place: str) -> None:
         in_threads.wait(timeout=20)
         return x
 
-    plan = Plan(Count(30), ahead=1)
-    if place == "loop":
-        plan = plan.map(meet, width=3, ahead=3)
-    else:
-        plan = plan.map(meet_in_threads, width=3, ahead=3)
+    plan = Plan(Count(30), ahead=1).map(meet if place == "loop" else meet_in_threads, width=3, ahead=3)
     with within(10), start(plan) as running:
         assert [item.value for item in running] == [*range(30)]
