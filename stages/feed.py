@@ -41,6 +41,9 @@ ORDER_CHUNK = 4096
 BLOCK_BYTES = 2 << 20
 """Token ids of one hop between threads: large enough that the hop is small beside the work."""
 BLOCK_BATCHES = 64
+AHEAD = 2
+"""Blocks that wait for the consumer, beside two for each thread: enough never to let it wait, few enough to stay in
+the cache."""
 SLOTS = 4
 """Pinned slots of a CUDA feed, each of one block."""
 ENDLESS = 1 << 62
@@ -302,8 +305,9 @@ class Feed(Generic[B]):
         if not self._spec.prefetch:
             yield from map(assemble, self._blocks.iterate(self.position))
             return
+        threads = self._spec.threads
         plan = Plan(self._blocks).map(
-            assemble, width=self._spec.threads, on="thread", name="assemble", ahead=2 * self._spec.threads
+            assemble, width=threads, on="thread", name="assemble", ahead=2 * threads + AHEAD
         )
         with start(plan, at={"position": self.position}) as running:
             try:
