@@ -38,8 +38,7 @@ def commands(document: str) -> list[Command]:
 
 
 def without_numbers(line: str) -> str:
-    """A line as a pattern of words: whatever has a digit in it, an age in its unit, and every run of blanks, becomes one
-    sign."""
+    """A line as a pattern: a word with a digit in it, an age with its unit, and a run of blanks are a sign each."""
     line = re.sub(r"\b\d+ (s|min|h|d)\b", "0", line)
     return " ".join("#" if any(c.isdigit() for c in word) else word for word in line.split())
 
