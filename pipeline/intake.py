@@ -107,21 +107,12 @@ class Intake:
         more = nbytes - self._output_bytes
         self._output_bytes += more if -64 < more < 64 else more // 4
 
-    def done_together(self, slots: list[Slot], values: list[object], tally: Tally) -> None:
-        """Publish the results of calls that a worker made in a row; of both lists nothing is kept."""
-        sizes = list(map(size_of, values))
-        change = 0
-        for slot, value, nbytes in zip(slots, values, sizes, strict=True):
-            change += nbytes - slot.nbytes
-            slot.value = value
-            slot.nbytes = nbytes
-            slot.kind = VALUE
-        self.out.published()
-        total = sum(sizes)
-        tally.items += len(sizes)
-        tally.nbytes += total
+    def done_small(self, calls: int, nbytes: int, change: int, tally: Tally) -> None:
+        """Account for results that a worker has published itself: their weight, and what it is more than was taken."""
+        tally.items += calls
+        tally.nbytes += nbytes
         tally.change += change
-        self._output_bytes = total // len(sizes)
+        self._output_bytes = nbytes // calls
 
     def failed(self, slot: Slot, error: BaseException, *, may_drop: bool = True) -> bool:
         """Publish what a call raised; gives whether the stage goes on."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter, thread_time
 from types import CoroutineType
 
+from .budget import size_of
 from .deadline import Call, watch
 from .errors import TimeLimit
 from .intake import Intake, Tally
@@ -14,7 +15,7 @@ from .plan import Mapping
 from .statistics import Meter
 from .turns import Turns
 from .waiting import Stopped, ThreadBell
-from .window import Slot
+from .window import VALUE, Slot
 
 
 class ThreadMap:
@@ -55,8 +56,8 @@ class ThreadMap:
     def _work(self, worker: _Worker) -> None:
         try:
             while worker.slots or self._admit(worker):
-                if len(worker.slots) > 1 and self._may_go_together(worker):
-                    self._perform_together(worker)
+                if len(worker.slots) > 1 and self._are_small(worker):
+                    self._perform_small(worker)
                 else:
                     self._perform(worker)
         except Stopped:
@@ -69,42 +70,53 @@ class ThreadMap:
         worker.slots.reverse()
         return bool(worker.slots)
 
-    def _may_go_together(self, worker: _Worker) -> bool:
+    def _are_small(self, worker: _Worker) -> bool:
         return self._spec.time_limit_s is None and self._spec.retry is None and not worker.meter.one_by_one
 
-    def _perform_together(self, worker: _Worker) -> None:
-        """The worker's calls, which are small: what is done around each would take longer than some of them."""
+    def _perform_small(self, worker: _Worker) -> None:
+        """As `_perform` does it, for calls that take less than what is done there around each of them."""
         intake, slots, meter, function = self._intake, worker.slots, worker.meter, self._spec.function
-        slots.reverse()
-        values: list[object] = []
+        out, filled = intake.out, intake.out.filled_bell
+        index, calls, nbytes, change = slots[-1].index, 0, 0, 0
         error: BaseException | None = None
         computed, began = thread_time(), perf_counter()
-        try:
-            for slot in slots:
-                values.append(function(slot.value))
-        except BaseException as raised:  # noqa: BLE001 - whatever a function raises is the consumer's to see
-            error = raised
-        if CoroutineType in map(type, values):
-            error = _closed_coroutines(values)
-        ended = perf_counter()
-        calls = len(values)
-        made, rest = slots[:calls], slots[calls:]
-        del slot
-        slots.clear()
-        if made:
-            meter.calls(made[0].index, calls, began, ended)
+        # Each result is published before the next call: that may wait for what is done with this one.
+        while slots and not self._stopping:
+            slot = slots.pop()
+            try:
+                value = function(slot.value)
+            except BaseException as raised:  # noqa: BLE001 - whatever a function raises is the consumer's to see
+                error = raised
+                break
+            if isinstance(value, CoroutineType):
+                error = _closed(value)
+                break
+            weight = size_of(value)
+            calls += 1
+            nbytes += weight
+            change += weight - slot.nbytes
+            slot.value = value
+            slot.nbytes = weight
+            slot.kind = VALUE
+            if filled.waiting:
+                out.published()
+            del slot, value
+        if calls:
+            ended = perf_counter()
+            meter.calls(index, calls, began, ended)
             meter.computed(thread_time() - computed)
-            intake.done_together(made, values, worker.tally)
-            made.clear()
-            values.clear()
+            intake.done_small(calls, nbytes, change, worker.tally)
             intake.took(calls, ended - began, worker.tally, meter)
         if error is not None:
-            failed = rest.pop(0)
-            meter.call(failed.index, ended, ended)
-            if intake.failed(failed, error):
+            now = perf_counter()
+            meter.call(slot.index, now, now)
+            if intake.failed(slot, error):
                 meter.dropped()
-                slots += reversed(rest)
+            else:
+                slots.clear()
             error = None  # it holds this frame, which holds it
+        elif slots:
+            raise Stopped
 
     def _perform(self, worker: _Worker) -> None:
         """The worker's calls, from the last slot to the first."""
@@ -122,10 +134,7 @@ class ThreadMap:
             try:
                 value = function(slot.value) if plain else self._call(slot.value, meter)
                 if isinstance(value, CoroutineType):
-                    value.close()
-                    raise TypeError(
-                        "the function gave a coroutine, which a thread cannot await: give on='loop'"
-                    )
+                    raise _closed(value)
             except Stopped:
                 raise
             except BaseException as error:  # noqa: BLE001 - whatever a function raises is the consumer's to see
@@ -206,11 +215,7 @@ class _Worker:
         """The one it is in, where the stage has a time limit."""
 
 
-def _closed_coroutines(values: list[object]) -> TypeError:
-    """Close the coroutines among `values`, and leave there what comes before the first."""
-    first = next(number for number, value in enumerate(values) if isinstance(value, CoroutineType))
-    for value in values[first:]:
-        if isinstance(value, CoroutineType):
-            value.close()
-    del values[first:]
+def _closed(coroutine: CoroutineType[object, object, object]) -> TypeError:
+    """Close `coroutine`; gives what to raise."""
+    coroutine.close()
     return TypeError("the function gave a coroutine, which a thread cannot await: give on='loop'")
