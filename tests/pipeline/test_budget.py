@@ -367,6 +367,7 @@ def test_sizes(value: object, least: int, most: int) -> None:
 PLAIN = st.integers() | st.text() | st.binary() | st.none()
 
 
+@settings(max_examples=30)
 @given(st.recursive(PLAIN, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
 def test_any_value_weighs_something(value: object) -> None:
     assert size_of(value) > 0
