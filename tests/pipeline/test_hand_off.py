@@ -1,4 +1,4 @@
-"""Who wakes whom between two stages: places that come free are used, whatever the stage that takes is busy with."""
+"""Hops between two stages: who wakes whom, and what becomes of the calls that a worker takes together."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import asyncio
 import math
 import threading
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import pytest
 
-from pipeline import Plan, start
+from pipeline import Drop, Dropped, Plan, Retry, StageFailed, start
 from pipeline.waiting import LoopBell, ThreadBell
-from tests.pipeline.sources import Count, Pieces, Steps, within
+from tests.pipeline.sources import Broken, Count, Kept, Pieces, Steps, Transient, within
 
 
 @pytest.fixture
@@ -111,3 +112,31 @@ def test_as_many_calls_as_the_stage_is_wide_are_in_flight(place: str) -> None:
     plan = Plan(Count(30), ahead=1).map(meet if place == "loop" else meet_in_threads, width=3, ahead=3)
     with within(10), start(plan) as running:
         assert [item.value for item in running] == [*range(30)]
+
+
+def but_not_109(x: int) -> int:
+    if x == 109:
+        raise Broken
+    return x
+
+
+@pytest.mark.parametrize("retry", [None, Retry(on=(Transient,))], ids=["once", "with retries"])
+@pytest.mark.parametrize("place", ["thread", "loop", "process"])
+@pytest.mark.parametrize("width", [1, 2])
+def test_one_of_many_calls_taken_together_fails(
+    width: int, place: Literal["thread", "loop", "process"], retry: Retry | None
+) -> None:
+    """What comes before it is delivered and, where it is dropped, what comes after it too."""
+    plan = Plan(Count(200), ahead=200)
+    kept: Kept[Dropped] = Kept()
+    fails = plan.map(but_not_109, on=place, width=width, ahead=200, retry=retry)
+    drops = plan.map(
+        but_not_109, on=place, width=width, ahead=200, retry=retry, on_error=Drop(kept, at_most=1)
+    )
+    with within(20), start(fails) as running:
+        assert [next(running).value for _ in range(109)] == [*range(109)]
+        with pytest.raises(StageFailed, match="failed at item 109: Broken"):
+            next(running)
+    with within(20), start(drops) as running:
+        assert [item.value for item in running] == [x for x in range(200) if x != 109]
+    assert [record.value for record in kept.values] == [109]
