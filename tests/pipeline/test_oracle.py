@@ -206,7 +206,7 @@ def reads() -> st.SearchStrategy[Reads]:
 
 def calls() -> st.SearchStrategy[Calls]:
     # Starting processes takes longer than all the rest: they have a small share.
-    places = st.sampled_from([*["loop", "thread", "thread"] * 6, "def on loop", "process", "def on loop"])
+    places = st.sampled_from([*["loop", "thread", "thread"] * 9, "def on loop", "process", "def on loop"])
     failures = [*[(None, None)] * 4, (8, None), (30, None), (3, 1), (3, 2), (8, 4), (3, 30), (3, 30), (8, 30)]
 
     def made(failure: tuple[int | None, int | None]) -> st.SearchStrategy[Calls]:
