@@ -42,7 +42,10 @@ class Retry:
 
     def delay_s(self, attempts: int) -> float:
         """Seconds to wait after `attempts` calls."""
-        longest = min(self.first_s * self.factor ** (attempts - 1), self.most_s)
+        try:
+            longest = min(self.first_s * self.factor ** (attempts - 1), self.most_s)
+        except OverflowError:
+            longest = self.most_s if self.first_s else 0.0
         return longest * random.uniform(0.5, 1.0)
 
 

@@ -132,7 +132,7 @@ class ThreadMap:
             if guarded:
                 worker.call = Call(slot, began)
             try:
-                value = function(slot.value) if plain else self._call(slot.value, meter)
+                value = function(slot.value) if plain else self._call(slot, worker)
                 if isinstance(value, CoroutineType):
                     raise _closed(value)
             except Stopped:
@@ -162,19 +162,23 @@ class ThreadMap:
         meter.computed(thread_time() - computed)
         intake.took(calls, ended - first, worker.tally, meter)
 
-    def _call(self, value: object, meter: Meter) -> object:
-        """The function's result, with retries."""
-        attempts = 1
+    def _call(self, slot: Slot, worker: _Worker) -> object:
+        """The function's result, with retries; the time limit is of each attempt."""
+        attempts, guarded = 1, self._spec.time_limit_s is not None
         while True:
             try:
-                return self._spec.function(value)
+                return self._spec.function(slot.value)
             except Exception as error:
                 retry = self._spec.retry
                 if retry is None or not retry.again(error, attempts):
                     raise
-                meter.retried()
+                if guarded:
+                    self._claim(worker)
+                worker.meter.retried()
             if self._backing_off.wait(retry.delay_s(attempts)):
                 raise Stopped
+            if guarded:
+                worker.call = Call(slot, perf_counter())
             attempts += 1
 
     def _calls(self) -> list[Call]:

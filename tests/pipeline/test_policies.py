@@ -461,6 +461,12 @@ def test_delays_grow_up_to_a_limit_and_differ(
     assert longest < 1e-300 or len(set(drawn)) > 1
 
 
+def test_delays_after_thousands_of_attempts() -> None:
+    """As the 2,000th power of 2, which is no float."""
+    assert 5 <= Retry(on=(OSError,)).delay_s(2_000) <= 10
+    assert Retry(on=(OSError,), first_s=0).delay_s(2_000) == 0
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -617,6 +623,48 @@ class TestTimeLimit:
             assert [item.value for item in running] == list(range(1, 20))
         assert records.values == [0]
         assert records[0].failure.reason.startswith("TimeLimit")
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_it_is_of_each_attempt(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What is waited between two attempts is longer than the limit, and is in no call."""
+        monkeypatch.setattr(random, "uniform", lambda low, high: high)
+        function = Failing(1, Transient())
+        called = function.on_the_loop if place == "loop" else function
+        retry = Retry(on=(Transient,), first_s=0.8)
+        with start(Plan(Count(6)).map(called, time_limit_s=0.3, retry=retry)) as running:
+            assert [item.value for item in running] == list(range(6))
+
+    @pytest.mark.parametrize("place", PLACES)
+    def test_it_is_of_further_attempts_too(self, place: Place) -> None:
+        stuck = Stuck(3)
+        attempts: list[int] = []
+
+        def fail_first(x: int) -> None:
+            if x == 3:
+                attempts.append(x)
+                if len(attempts) == 1:
+                    raise Transient
+
+        def in_thread(x: int) -> int:
+            fail_first(x)
+            return stuck(x)
+
+        async def on_the_loop(x: int) -> int:
+            fail_first(x)
+            return await stuck.on_the_loop(x)
+
+        records = Records()
+        plan = Plan(Count(6)).map(
+            on_the_loop if place == "loop" else in_thread,
+            time_limit_s=0.3,
+            retry=Retry(on=(Transient,), first_s=0),
+            on_error=Drop(records, at_most=1),
+        )
+        with within(30), start(plan) as running:
+            assert [item.value for item in running] == [0, 1, 2, 4, 5]
+        assert isinstance(records[0].failure.__cause__, TimeLimit)
+        assert len(attempts) == 2
+        stuck.let_go()
 
     @pytest.mark.parametrize("place", PLACES)
     def test_it_is_of_each_call_not_of_many(self, place: Place) -> None:
