@@ -9,6 +9,8 @@ from trainer.entry import MISTAKE, guarded
 
 COMMANDS = {
     "pack": ("tools.pack", "tokenise text into a corpus"),
+    "corpus": ("tools.corpus", "show what a corpus holds, and what a step of a run read"),
+    "tokenizer": ("tools.tokenizer", "train, convert and show tokenizers"),
     "train": ("trainer.__main__", "train a model, or go on with a run"),
     "restore": ("tools.restore", "go back to an earlier version, or export one"),
     "versions": ("tools.versions", "list, show and verify versions"),

@@ -31,8 +31,7 @@ def writing(path: Path) -> Iterator[None]:
         name = error.filename or path
         if error.errno in _FULL:
             raise OutputFull(
-                f"{name}: {error.strerror}: nothing is kept of what was written; free some space, "
-                "or choose another --out"
+                f"{name}: {error.strerror}: free some space and run the same command again, or choose another --out"
             ) from error
         raise OutputError(f"{name}: cannot be written: {error.strerror}; choose another --out") from error
 
