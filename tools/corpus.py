@@ -1,4 +1,4 @@
-"""`python -m tools.corpus show|stats|export DIR`: what a packed corpus holds."""
+"""`python -m tools.corpus show|stats|what|export DIR`: what a packed corpus holds, and what a step of a run read."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from rich.table import Table
 
 from stages.corpus import CorpusMeta, LocalCorpus, SpecialToken, open_corpus
 from stages.corpus.megatron import export
-from stages.packing import METHODS, Packing, packed
+from stages.packing import METHODS, PLANS, Method, Packing, packed
 from stages.tokenise import TextTokenizer
-from trainer.entry import DONE, MISTAKE, guarded
+from tools.corpus_step import Feeding, WrongArguments, pieces
+from trainer.entry import DONE, guarded
 
 BAR = 40
 """Characters of the histogram's longest bar."""
@@ -51,6 +52,31 @@ class Stats:
 
 
 @dataclass(frozen=True)
+class What:
+    """Which documents a step of a run reads: each with its share of the sample and its text's beginning there.
+
+    It is computed from the run's settings, as the feed computes it; the corpus must be as the run had it.
+    """
+
+    path: tyro.conf.Positional[Path]
+    """A run's folder or configuration; or a corpus (also one that the run's configuration does not name), with
+    --seq-len, --global-batch, --seed and --packing as the run has them."""
+    step: int
+    """Which step, counted from 1."""
+    rank: int | None = None
+    """Only what this rank reads; by default what all of them read."""
+    ranks: int | None = None
+    """How many ranks the run has; needed with --rank."""
+    tokens: int = 16
+    """How many tokens to show of each document."""
+    seq_len: int | None = None
+    global_batch: int | None = None
+    micro_batch: int | None = None
+    seed: int | None = None
+    packing: Method | None = None
+
+
+@dataclass(frozen=True)
 class Export:
     """Write the corpus as another program's files."""
 
@@ -63,6 +89,7 @@ class Export:
 Command = (
     Annotated[Show, tyro.conf.subcommand("show")]
     | Annotated[Stats, tyro.conf.subcommand("stats")]
+    | Annotated[What, tyro.conf.subcommand("what")]
     | Annotated[Export, tyro.conf.subcommand("export")]
 )
 
@@ -70,13 +97,14 @@ SPREAD = 3
 """Documents that `show` decodes where none is named."""
 
 
-class WrongArguments(Exception):
-    exit_code = MISTAKE
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    command: Show | Stats | Export = tyro.cli(Command, args=argv, prog="python -m tools.corpus")
+    command: Show | Stats | What | Export = tyro.cli(Command, args=argv, prog="python -m tools.corpus")
     console = Console(soft_wrap=True, highlight=False)
+    if isinstance(command, What):
+        feeding = feeding_of(command)
+        with closing(open_corpus(feeding.corpus)) as corpus:
+            what(corpus, feeding, command, console)
+        return DONE
     with closing(open_corpus(command.corpus)) as corpus:
         match command:
             case Show():
@@ -193,6 +221,75 @@ def stats(corpus: LocalCorpus, seq_lens: Sequence[int], console: Console) -> Non
 def packings(corpus: LocalCorpus, seq_len: int) -> list[Packing]:
     """Every packing that there is, of this corpus."""
     return [packed(corpus, method, seq_len) for method in METHODS]
+
+
+def feeding_of(command: What) -> Feeding:
+    """The settings that `command` names. Raises WrongArguments, trainer's ConfigError."""
+    given = {
+        "--seq-len": command.seq_len,
+        "--global-batch": command.global_batch,
+        "--micro-batch": command.micro_batch,
+        "--seed": command.seed,
+        "--packing": command.packing,
+    }
+    if not (command.path / "corpus.json").exists():
+        if named := [name for name, value in given.items() if value is not None]:
+            raise WrongArguments(
+                f"{', '.join(named)}: only with a corpus; {command.path} has a run's settings"
+            )
+        return Feeding.of_run(command.path)
+    if command.seq_len is None or command.global_batch is None:
+        raise WrongArguments(
+            f"{command.path} is a corpus: give --seq-len and --global-batch, or a run's folder"
+        )
+    return Feeding(
+        command.path,
+        command.seq_len,
+        command.global_batch,
+        command.seed or 0,
+        command.packing or "wrapped",
+        command.micro_batch,
+    )
+
+
+def what(corpus: LocalCorpus, feeding: Feeding, command: What, console: Console) -> None:
+    """Print the samples of a step and the documents in each. Raises WrongArguments, TokenizerError."""
+    if command.tokens < 1:
+        raise WrongArguments(f"--tokens must be 1 or more, got {command.tokens}")
+    if (command.rank is None) != (command.ranks is None):
+        raise WrongArguments("--rank and --ranks belong together: which rank, and of how many")
+    share = None if command.rank is None or command.ranks is None else (command.rank, command.ranks)
+    begin, end = feeding.window(command.step)
+    # What only looks makes no plan's folder; a run that has one is not kept waiting for its plan here either.
+    plans = feeding.corpus / PLANS
+    packing = packed(corpus, feeding.packing, feeding.seq_len, plans if plans.is_dir() else None)
+    if not packing.samples:
+        raise WrongArguments(
+            f"{feeding.corpus}: {corpus.meta.tokens:,} tokens are no sample of seq_len {feeding.seq_len}"
+        )
+    samples = feeding.sample_ids(packing, command.step, share).tolist()
+    tokenizer = TextTokenizer.from_file(feeding.corpus / corpus.meta.tokenizer.name, "none")
+    console.print(
+        f"step {command.step:,}: positions {begin:,} to {end - 1:,}, epoch {begin // packing.samples + 1:,}, "
+        f"{packing.samples:,} samples of {feeding.seq_len:,} tokens in each"
+    )
+    for sample in samples:
+        console.print(f"\n[bold]sample {sample}[/bold]")
+        padded = feeding.seq_len
+        for piece in pieces(corpus, packing, sample):
+            padded -= piece.tokens
+            last = piece.first + piece.tokens
+            ids = corpus.view(piece.document, piece.first, min(piece.first + command.tokens, last)).tolist()
+            text = printable(tokenizer.tokenizer.decode(ids, skip_special_tokens=False))
+            length = int(corpus.lengths[piece.document])
+            part = "whole" if piece.tokens == length else f"tokens {piece.first} to {last - 1} of {length}"
+            line = " ".join(text.split())
+            more = "…" if piece.tokens > command.tokens else ""
+            console.print(
+                f"  document {piece.document}  {piece.tokens / feeding.seq_len:.1%}  ({part})  {escape(line)}{more}"
+            )
+        if padded:
+            console.print(f"  padding  {padded / feeding.seq_len:.1%}")
 
 
 def histogram(lengths: NDArray[np.uint32]) -> list[tuple[int, int, int]]:
