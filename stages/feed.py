@@ -1,10 +1,10 @@
 """The feed: the loader that a trainer holds.
 
-    position ─► order ─► packing ─► gather, collate ─► transfer ─► batch
-               └─ a source ─┘      └ worker threads ┘  └─ consumer ─┘
+    position ─► order ─► packing ─► gather, augment, collate ─► transfer ─► batch
+               └─ a source ─┘      └───── worker threads ────┘  └─ consumer ─┘
 
 Everything is driven by one integer, the position: the number of samples consumed over all ranks. A resume is a seek,
-and a batch is a pure function of (corpus, packing, seq_len, seed, position, batch_size, rank, world_size).
+and a batch is a pure function of (corpus, packing, seq_len, augment, seed, position, batch_size, rank, world_size).
 
 Samples at positions [p, p + batch_size x world_size) make up one batch per rank: rank r takes the r-th stretch of
 `batch_size`. Where accumulation x batch_size x world_size stays the same, so do the global batches, at any world size.
@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pipeline import JSON, Item, Plan, State, start
 from stages import collate
+from stages.augment import Augmentation, Rows, Widths
 from stages.collate import COLUMNS, Arrays, Column
 from stages.corpus import LocalCorpus, TokenizerMeta
 from stages.errors import CorpusTooSmall, FeedMismatch
@@ -69,6 +70,8 @@ class FeedSpec:
     packing: Method = "wrapped"
     plans: Path | None = None
     """A folder in which plans of bfd and bfd_split are kept; None: they are made at each start."""
+    augment: Augmentation | None = None
+    """What is done to samples before they are collated; None: nothing."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -83,6 +86,8 @@ class FeedSpec:
             raise ValueError(f"unknown packing {self.packing!r}; known: {', '.join(METHODS)}")
         if self.threads < 1:
             raise ValueError(f"threads must be >= 1, got {self.threads}")
+        if self.augment is not None:
+            self.augment.widths(self.seq_len)  # refuses what it cannot take
         if self.end is not None and not 0 <= self.end <= ENDLESS:
             raise ValueError(f"end must be in [0, 2**62], got {self.end}")
         if self.end is not None and self.end % self.stride:
@@ -94,6 +99,12 @@ class FeedSpec:
     def stride(self) -> int:
         """Samples that one batch of every rank consumes together."""
         return self.batch_size * self.world_size
+
+    def positions(self, position: int, count: int) -> NDArray[np.int64]:
+        """Where the samples of this rank's next `count` batches lie in the run, shape (count, batch_size)."""
+        first = position + self.rank * self.batch_size
+        batches = first + np.arange(count, dtype=np.int64) * self.stride
+        return batches[:, None] + np.arange(self.batch_size, dtype=np.int64)
 
     def batches_from(self, position: int) -> int:
         end = ENDLESS if self.end is None else self.end
@@ -154,9 +165,7 @@ class Blocks:
 
     def _samples(self, position: int, count: int) -> NDArray[np.int64]:
         """Sample ids of this rank's next `count` batches, shape (count, batch_size)."""
-        first = position + self._spec.rank * self._spec.batch_size
-        batches = first + np.arange(count, dtype=np.int64) * self._spec.stride
-        positions_KB = batches[:, None] + np.arange(self._spec.batch_size, dtype=np.int64)
+        positions_KB = self._spec.positions(position, count)
         return self._sampler(positions_KB.reshape(-1)).reshape(positions_KB.shape)
 
 
@@ -178,55 +187,90 @@ class Sampler:
 class Assemble:
     """The map: from sample ids to host arrays, a whole block at once."""
 
-    def __init__(
-        self, corpus: LocalCorpus, packing: Packing, columns: Sequence[Column], transfer: Transfer[object]
-    ):
-        self._corpus, self._packing, self._columns, self._transfer = corpus, packing, columns, transfer
+    def __init__(self, corpus: LocalCorpus, packing: Packing, spec: FeedSpec, transfer: Transfer[object]):
+        self._corpus, self._packing, self._spec, self._transfer = corpus, packing, spec, transfer
         self._pad_id = pad_id(corpus.meta.tokenizer)
+        self._widths = widths(spec)
 
     def __call__(self, block: Block) -> Collated:
         count, size = block.samples_KB.shape
-        shape = (count, size, self._packing.seq_len)
+        shape = (count, size, self._widths.ids)
+        columns = self._spec.columns
         slot = self._transfer.take(block.index)
         samples = block.samples_KB.reshape(-1)
         ids = slot.int64("input_ids", shape)
-        self._corpus.gather(self._packing.spans(samples), ids.reshape(-1))
-        padding = self._padding(samples, shape)
-        if padding is not None:
-            np.copyto(ids, self._pad_id, where=padding)
-        arrays: dict[str, NDArray[np.int64]] = {}
+        rows = None
+        padding: NDArray[np.bool_] | None
         starts = np.empty(0, np.int64)
-        if not {"labels", "position_ids", "cu_seqlens"}.isdisjoint(self._columns):
-            starts = self._packing.starts(samples, self._corpus.bounds)
-        for column in self._columns:
+        if self._spec.augment is not None:
+            rows = self._spec.augment(self._rows(block), self._spec.seed)
+            np.copyto(ids, rows.ids_ST.reshape(shape))
+            starts, padding = rows.starts, collate.padding(rows.filled_S, self._widths.ids)
+        else:
+            padding = self._gather(samples, ids)
+            if not {"labels", "position_ids", "cu_seqlens"}.isdisjoint(columns):
+                starts = self._packing.starts(samples, self._corpus.bounds)
+        arrays: dict[str, NDArray[np.int64]] = {}
+        for column in columns:
             if column == "input_ids":
                 arrays[column] = ids
+            elif column == "labels" and rows is not None:
+                arrays[column] = slot.int64(column, (count, size, self._widths.labels))
+                np.copyto(arrays[column], rows.labels_SU.reshape(arrays[column].shape))
             elif column == "labels":
                 arrays[column] = slot.int64(column, shape)
-                collate.labels(ids, starts, out=arrays[column])
-                if padding is not None:
-                    np.copyto(arrays[column], collate.IGNORE, where=padding)
+                _label(ids, starts, padding, out=arrays[column])
             elif column == "position_ids":
                 arrays[column] = slot.int64(column, shape)
                 collate.position_ids(starts, out=arrays[column])
             elif column == "attention_mask":
                 arrays[column] = slot.int64(column, shape)
-                arrays[column][:] = 1 if padding is None else ~padding
+                arrays[column][:] = 1 if padding is None else ~padding.reshape(shape)
             elif column == "sample_ids":
                 arrays[column] = slot.int64(column, (count, size))
                 np.copyto(arrays[column], block.samples_KB)
         batches: list[Arrays] = [{name: array[k] for name, array in arrays.items()} for k in range(count)]
-        if "cu_seqlens" in self._columns:
-            cuts = collate.cu_seqlens(starts, count, size * self._packing.seq_len)
+        if "cu_seqlens" in columns:
+            cuts = collate.cu_seqlens(starts, count, size * self._widths.ids)
             for batch, cut in zip(batches, cuts, strict=True):
                 batch["cu_seqlens"] = cut
         return Collated(block.position, batches, slot)
 
-    def _padding(self, samples: NDArray[np.int64], shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
-        """Where a position holds no token; None where that can be nowhere."""
+    def _gather(self, samples: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Tokens into `ids`. Shape (samples, seq_len): where there is none; None where that can be nowhere."""
+        self._corpus.gather(self._packing.spans(samples), ids.reshape(-1))
         if not self._packing.account.padded:
             return None
-        return collate.padding(self._packing.filled(samples), self._packing.seq_len).reshape(shape)
+        padding = collate.padding(self._packing.filled(samples), self._packing.seq_len)
+        np.copyto(ids, self._pad_id, where=padding.reshape(ids.shape))
+        return padding
+
+    def _rows(self, block: Block) -> Rows:
+        """A block as an augmentation takes it."""
+        samples = block.samples_KB.reshape(-1)
+        ids_ST = np.empty((samples.size, self._packing.seq_len), np.int64)
+        labels_ST = np.empty_like(ids_ST)
+        padding = self._gather(samples, ids_ST)
+        starts = self._packing.starts(samples, self._corpus.bounds)
+        _label(ids_ST, starts, padding, out=labels_ST)
+        positions_KB = self._spec.positions(block.position, len(block.samples_KB))
+        return Rows(positions_KB.reshape(-1), ids_ST, labels_ST, starts, self._packing.filled(samples))
+
+
+def _label(
+    ids: NDArray[np.int64],
+    starts: NDArray[np.int64],
+    padding: NDArray[np.bool_] | None,
+    out: NDArray[np.int64],
+) -> None:
+    collate.labels(ids, starts, out=out)
+    if padding is not None:
+        np.copyto(out, collate.IGNORE, where=padding.reshape(out.shape))
+
+
+def widths(spec: FeedSpec) -> Widths:
+    """Positions of a row and of its labels. ValueError: the augmentation takes no rows of this seq_len."""
+    return Widths(spec.seq_len, spec.seq_len) if spec.augment is None else spec.augment.widths(spec.seq_len)
 
 
 def pad_id(tokenizer: TokenizerMeta) -> int:
@@ -240,9 +284,9 @@ class Feed(Generic[B]):
 
     Each batch is a dict of the spec's columns: `input_ids`, `labels`, `position_ids`, `attention_mask` of shape
     (batch_size, seq_len), `sample_ids` (batch_size,), all int64, and `cu_seqlens` (documents + 1,) int32 over the
-    flattened batch. What a packing leaves free at a row's end is padding: its labels are -100, its attention_mask is
-    0, and in position_ids and cu_seqlens it counts as a document of its own. Iterating goes on from `position`,
-    across epochs, without end or up to `spec.end`.
+    flattened batch; an augmentation may have other widths than seq_len. What a packing leaves free at a row's end is
+    padding: its labels are -100, its attention_mask is 0, and in position_ids and cu_seqlens it counts as a document of
+    its own. Iterating goes on from `position`, across epochs, without end or up to `spec.end`.
 
     `state_dict()` may be taken between any two batches: it says where the batches handed out so far end, however
     far the feed has read ahead.
@@ -266,6 +310,7 @@ class Feed(Generic[B]):
             "samples": self.packing.samples,
             "seed": spec.seed,
             **({} if spec.packing == "wrapped" else {"algorithm": ALGORITHM}),
+            **({} if spec.augment is None else {"augment": spec.augment.identity}),
         }
 
     def __len__(self) -> int:
@@ -301,7 +346,7 @@ class Feed(Generic[B]):
                 yield transfer.send(arrays, collated.slot, k == last), after
 
     def _collated(self, transfer: Transfer[B]) -> Iterator[Collated]:
-        assemble = Assemble(self._corpus, self.packing, self._spec.columns, transfer)
+        assemble = Assemble(self._corpus, self.packing, self._spec, transfer)
         if not self._spec.prefetch:
             yield from map(assemble, self._blocks.iterate(self.position))
             return

@@ -13,7 +13,7 @@ width, any cut, any rank and after any resume, and anew in each epoch, since pos
 | SpanCorruption | sequence-to-sequence models, as T5 | ids and labels become two shorter rows |
 | FillInTheMiddle | causal models of code | the order within some documents |
 
-One's own is any class with the two methods of `Augmentation`.
+One's own is any class with what `Augmentation` names.
 """
 
 from stages.augment.fill_in_the_middle import FillInTheMiddle

@@ -52,6 +52,10 @@ class FillInTheMiddle:
                 f"shortest must be >= {_SENTINELS + 2} (the sentinels, bos and eos), got {self.shortest}"
             )
 
+    @property
+    def identity(self) -> str:
+        return f"{self!r}, algorithm 1"
+
     def widths(self, seq_len: int) -> Widths:
         return Widths(seq_len, seq_len)
 

@@ -40,6 +40,10 @@ class MaskedLanguageModelling:
         if self.masked + self.random > 1 + 1e-9:
             raise ValueError(f"masked + random must be <= 1, got {self.masked} + {self.random}")
 
+    @property
+    def identity(self) -> str:
+        return f"{self!r}, algorithm 1"
+
     def widths(self, seq_len: int) -> Widths:
         return Widths(seq_len, seq_len)
 

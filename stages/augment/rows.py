@@ -49,6 +49,12 @@ class Widths(NamedTuple):
 class Augmentation(Protocol):
     """Pure: rows do not depend on which others they come with, nor the result on anything but arguments and fields."""
 
+    @property
+    def identity(self) -> str:
+        """Names all that outputs depend on beside the arguments, the algorithm included: a feed's state holds it, and
+        a feed of another one is refused there."""
+        ...
+
     def widths(self, seq_len: int) -> Widths:
         """What rows of `seq_len` become. ValueError: they cannot be augmented, and why."""
         ...

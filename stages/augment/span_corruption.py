@@ -42,6 +42,10 @@ class SpanCorruption:
         if not self.mean_span >= 1:
             raise ValueError(f"mean_span must be >= 1, got {self.mean_span}")
 
+    @property
+    def identity(self) -> str:
+        return f"{self!r}, algorithm 1"
+
     def widths(self, seq_len: int) -> Widths:
         noise, spans = self.corrupted(seq_len)
         if spans > len(self.sentinels):

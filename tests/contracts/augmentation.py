@@ -111,3 +111,8 @@ class AugmentationContract(ABC):
             for seed in range(3)
         }
         assert len(outcomes) > 20
+
+    def test_its_identity_does_not_change_from_one_process_to_the_next(self) -> None:
+        """As far as one process can tell: not by instance, and by no address."""
+        assert self.augmentation().identity == self.augmentation().identity
+        assert " at 0x" not in self.augmentation().identity

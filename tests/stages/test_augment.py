@@ -49,6 +49,8 @@ class TestSpanCorruption(AugmentationContract):
 class Reversed:
     """One's own: the contract is all that it takes."""
 
+    identity = "reversed, algorithm 1"
+
     def widths(self, seq_len: int) -> Widths:
         return Widths(seq_len, seq_len)
 
