@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
 import numpy as np
 import pytest
 
-from stages.augment import Augmentation, FillInTheMiddle, MaskedLanguageModelling, SpanCorruption
+from stages.augment import (
+    Augmentation,
+    FillInTheMiddle,
+    MaskedLanguageModelling,
+    Rows,
+    SpanCorruption,
+    Widths,
+)
 from stages.collate import IGNORE, Column
 from stages.corpus import LocalCorpus, open_corpus
 from stages.errors import FeedMismatch
@@ -109,6 +117,36 @@ def test_ids_or_labels_are_those_of_the_corpus(corpus: LocalCorpus) -> None:
         assert 0 < chosen.sum() < chosen.size
         assert (np.where(chosen, batch["labels"], batch["input_ids"]) == plain["input_ids"]).all()
         assert (plain["sample_ids"] == batch["sample_ids"]).all()
+
+
+class Recording:
+    """Changes nothing, and notes with what it was called."""
+
+    identity = "recording"
+
+    def __init__(self) -> None:
+        self.positions: list[int] = []
+        self.seeds: set[int] = set()
+
+    def widths(self, seq_len: int) -> Widths:
+        return Widths(seq_len, seq_len)
+
+    def __call__(self, rows: Rows, seed: int) -> Rows:
+        self.positions += rows.positions_S.tolist()
+        self.seeds.add(seed)
+        return rows
+
+
+def test_ones_own_gets_the_run_s_positions_and_seed(corpus: LocalCorpus) -> None:
+    """And what changes nothing gives the batches of a feed without augmentation."""
+    own = Recording()
+    changed = spec("masked", seed=11, rank=1, world_size=3, batch_size=2)
+    got = list(numpy_feed(corpus, replace(changed, augment=own)))
+    assert own.positions == [p for p in range(END) if p % 6 in (2, 3)]
+    assert own.seeds == {11}
+    for batch, plain in zip(got, numpy_feed(corpus, replace(changed, augment=None)), strict=True):
+        assert batch.keys() == plain.keys()
+        assert all((batch[column] == plain[column]).all() for column in batch)
 
 
 def test_epochs_are_augmented_anew(corpus: LocalCorpus) -> None:
