@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import FrozenInstanceError
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -288,3 +289,12 @@ class TestRunningPlan:
         assert got.stages[0].blocked_s > 0
         assert all(2 <= each.queued <= 4 for each in got.stages)  # refilled once half of it is free
         assert 0 < got.queued_bytes <= got.budget_bytes
+
+
+@pytest.mark.parametrize("items", [2, 4])
+def test_the_clock_stands_still_once_a_plan_is_left_or_over(items: int) -> None:
+    with start(Plan(Count(3))) as running:
+        for _ in islice(running, items):
+            pass
+    ended = running.stats()
+    assert running.stats() == ended
