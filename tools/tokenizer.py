@@ -12,9 +12,11 @@ import tyro
 from rich.console import Console
 from rich.markup import escape
 
+from stages import sentencepiece
 from stages.corpus.pack import OnBad, PackSpec, train_on
 from stages.errors import OutputTaken, TokenizerError
 from stages.inputs import TEXT_GLOBS, Choice, ReadSpec, scan
+from stages.sentencepiece import SentencePieceModel
 from stages.storage import publish
 from stages.tiktoken import PATTERNS, Special, converted, parse_ranks
 from stages.tokenise import TextTokenizer, TrainSpec
@@ -47,16 +49,17 @@ class Train:
 
 @dataclass(frozen=True)
 class Convert:
-    """Make a tokenizer.json of a tiktoken rank file (lines of base64 and rank): equal ids for every text."""
+    """Make a tokenizer.json with equal ids for every text: of a tiktoken rank file (lines of base64 and rank) with
+    --pattern, or of a sentencepiece model without."""
 
-    ranks: tyro.conf.Positional[Path]
-    """The rank file, such as cl100k_base.tiktoken."""
+    source: tyro.conf.Positional[Path]
+    """The rank file, such as cl100k_base.tiktoken; or the model, such as tokenizer.model."""
     out: Path
     """The tokenizer.json to write; it must not be there yet."""
-    pattern: PatternName
-    """How the text is cut before bytes are merged: the publisher of the ranks says which."""
+    pattern: PatternName | None = None
+    """Of a rank file: how the text is cut before bytes are merged: the publisher of the ranks says which."""
     special: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
-    """TOKEN=ID, such as '<|endoftext|>=100257'; may be repeated. The rank file does not hold them."""
+    """TOKEN=ID, such as '<|endoftext|>=100257'; may be repeated. Rank files hold none; a model holds its own."""
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,18 @@ def convert(command: Convert, console: Console) -> None:
     _check_free(command.out)
     specials = tuple(Special.parse(text) for text in command.special)
     try:
-        data = command.ranks.read_bytes()
+        data = command.source.read_bytes()
     except OSError as error:
         raise TokenizerError(
-            f"{command.ranks}: cannot be read: {error.strerror}; give a rank file"
+            f"{command.source}: cannot be read: {error.strerror}; give a rank file or a model"
         ) from error
-    ranks = parse_ranks(data, str(command.ranks))
+    if command.pattern is None:
+        if specials:
+            raise TokenizerError(f"{command.source}: --special is for rank files, which need --pattern too")
+        model = SentencePieceModel.parse(data, str(command.source))
+        _write(command.out, sentencepiece.converted(model), console)
+        return
+    ranks = parse_ranks(data, str(command.source))
     _write(command.out, converted(ranks, PATTERNS[command.pattern], specials), console)
 
 
