@@ -78,7 +78,7 @@ def test_killed_at_any_call(tmp_path: Path, memory: Path, tokenizer: Path, choic
     ("choice", "count"),
     [
         ("arrow", 5),
-        ("lmdb and all", 5),
+        ("lmdb and all", 3),
         *(pytest.param(choice, 50, marks=pytest.mark.slow) for choice in CHOICES),
     ],
 )
@@ -106,7 +106,6 @@ def test_killed_at_random_moments(
 @pytest.mark.parametrize(
     ("choice", "step"),
     [
-        ("arrow and all", 19),
         ("lmdb", 9),
         *(pytest.param(choice, 1, marks=pytest.mark.slow) for choice in CHOICES),
     ],
