@@ -277,6 +277,10 @@ class Engine:
             with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
                 self._loop = runner.get_loop()
                 runner.run(self._main())
+        except OSError as error:
+            refused = PipelineError(f"could not make an event loop: {error}")
+            refused.__cause__ = error
+            self.abort(refused)
         except BaseException as error:  # noqa: BLE001 - a thread's end must not pass in silence
             self._fault(error)
 

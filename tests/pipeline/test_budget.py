@@ -239,6 +239,17 @@ def test_what_weighs_more_than_the_budget_passes_alone(budgets: list[Recorded]) 
     assert budgets[-1].most_bytes <= 4 * 3_000_000 + 3 * 1_000_000
 
 
+def test_over_the_budget_only_the_item_furthest_on_its_way_goes_on(budgets: list[Recorded]) -> None:
+    """Not one in each of seven windows."""
+    plan: Plan[Block] = Plan(Blocks([1_000_000] * 100))
+    for number in range(6):
+        plan = plan.map(lambda block: Block(block.nbytes), name=f"copy-{number}")
+    with within(30), start(plan, budget_bytes=1) as running:
+        assert sum(1 for _ in running) == 100
+    # Its input and its output, the item behind it that was let in before it had arrived, and one to spare.
+    assert budgets[-1].most_bytes < 4_500_000
+
+
 def test_bytes_of_dropped_items_are_given_back(budgets: list[Recorded]) -> None:
     class Ignored:
         def put(self, record: Dropped) -> None: ...

@@ -207,6 +207,19 @@ def test_a_thread_that_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> Non
             thread.join(10)
 
 
+def test_a_loop_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> asyncio.AbstractEventLoop:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "new_event_loop", refuse)
+    with (
+        pytest.raises(PipelineError, match=r"could not make an event loop: .*Too many open files") as error,
+        start(Plan(Count(5)).map(triple)) as running,
+    ):
+        next(running)
+    assert isinstance(error.value.__cause__, OSError)
+
+
 @pytest.mark.parametrize("state", ["waiting", "calling", "dropped", "in executor"])
 def test_interpreter_exits_with_the_pipeline_alive(state: str) -> None:
     """No hang, and nothing on stderr, where warnings are shown."""
