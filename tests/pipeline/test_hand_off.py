@@ -43,7 +43,7 @@ def no_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
         seen.set()
 
 
-def then(plan: Plan[int], taker: str, function: Callable[[int], int]) -> Plan[int]:
+def then(plan: Plan[int], taker: str, function: Callable[[int], int], ahead: int = 1) -> Plan[int]:
     """`plan` with a stage behind it that calls `function`, one value at a time."""
 
     async def on_the_loop(x: int) -> int:
@@ -53,13 +53,17 @@ def then(plan: Plan[int], taker: str, function: Callable[[int], int]) -> Plan[in
         return [function(x)]
 
     if taker == "fold":
-        return plan.fold(Pieces(1, in_a_list), ahead=1)
-    return plan.map(on_the_loop if taker == "loop" else function, ahead=1)
+        return plan.fold(Pieces(1, in_a_list), ahead=ahead)
+    return plan.map(on_the_loop if taker == "loop" else function, ahead=ahead)
 
 
+@pytest.mark.parametrize("ahead", [1, 8])
 @pytest.mark.parametrize("taker", ["fold", "thread", "loop", "consumer"])
-def test_a_free_place_is_used_while_the_taker_waits(taker: str, no_room: threading.Event) -> None:
-    """Less than half of the window is free; the oldest call in it returns only once the next one has begun."""
+def test_a_free_place_is_used_while_the_taker_waits(taker: str, ahead: int, no_room: threading.Event) -> None:
+    """Less than half of the window is free; the oldest call in it returns only once the next one has begun.
+
+    The taker waits for room itself, or for that call.
+    """
     has_begun = threading.Event()
 
     def call(x: int) -> int:
@@ -74,7 +78,7 @@ def test_a_free_place_is_used_while_the_taker_waits(taker: str, no_room: threadi
         return x
 
     calls = Plan(Count(9)).map(call, width=2, ahead=8)
-    plan = calls if taker == "consumer" else then(calls, taker, hold)
+    plan = calls if taker == "consumer" else then(calls, taker, hold, ahead)
     with start(plan) as running:
         hold(0)
         assert len(list(running)) == 9
@@ -94,6 +98,32 @@ def test_a_free_place_is_used_while_the_taker_works(taker: str, no_room: threadi
 
     with start(then(Plan(source, ahead=2), taker, call)) as running:
         assert len(list(running)) == 9
+
+
+@pytest.mark.parametrize("place", ["thread", "loop"])
+def test_calls_taken_together_find_room_for_all_of_them(place: Literal["thread", "loop"]) -> None:
+    """However little of the window is left when a worker looks."""
+    made = taken = worst = 0
+    full = threading.Event()
+
+    def call(x: int) -> int:
+        nonlocal made, worst
+        made += 1
+        worst = max(worst, made - taken)
+        if made - taken == 63:
+            full.set()
+        return x
+
+    with within(20), start(Plan(Count(10_000)).map(call, on=place, ahead=63)) as running:
+        while True:
+            if taken % 40 == 0 and taken < 9_900:
+                assert full.wait(10)
+                full.clear()
+            taken += 1  # before next(): what it takes makes room at once
+            if next(running, None) is None:
+                break
+    assert made == 10_000
+    assert worst == 63
 
 
 @pytest.mark.parametrize("place", ["thread", "loop"])

@@ -622,6 +622,7 @@ class TestTimeLimit:
         with within(30), start(plan) as running:
             assert [item.value for item in running] == list(range(1, 20))
         assert records.values == [0]
+        assert running.stats().stage("raises").dropped == 1
         assert records[0].failure.reason.startswith("TimeLimit")
 
     @pytest.mark.parametrize("place", PLACES)
