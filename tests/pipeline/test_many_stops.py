@@ -243,7 +243,8 @@ def test_nothing_is_left(stops: int, one_in: int, interrupts: None, tmp_path: Pa
     print(*(f"the longest {kind} took {took:.3f} s" for kind, took in longest.items()), sep="\n")
 
 
-def test_a_worker_ends_after_the_call_that_it_is_in() -> None:
+@pytest.mark.parametrize("time_limit_s", [None, 60.0], ids=["without a time limit", "with a time limit"])
+def test_a_worker_ends_after_the_call_that_it_is_in(time_limit_s: float | None) -> None:
     """Calls that it has taken together, because they were short, are not all made before it ends."""
     slow, entered = threading.Event(), threading.Event()
 
@@ -253,7 +254,8 @@ def test_a_worker_ends_after_the_call_that_it_is_in() -> None:
             time.sleep(0.2)
         return x
 
-    with within(30), start(Plan(Endless(), ahead=64).map(slows_down, ahead=64)) as running:
+    plan = Plan(Endless(), ahead=64).map(slows_down, ahead=64, time_limit_s=time_limit_s)
+    with within(30), start(plan) as running:
         for _ in range(20_000):
             next(running)
         slow.set()
