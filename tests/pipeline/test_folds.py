@@ -340,6 +340,28 @@ class Made:
         self.left = cast("int", state["left"])
 
 
+def test_outputs_of_one_input_wait_for_room_too() -> None:
+    made = taken = worst = 0
+    full = threading.Event()
+
+    def make(_: int) -> Buffer:
+        nonlocal made, worst
+        made += 1
+        worst = max(worst, made - taken)
+        if made == 5:
+            full.set()
+        return Buffer()
+
+    with start(Plan(Count(2)).fold(Made(100, make), ahead=4)) as running:
+        assert full.wait(10)
+        while True:
+            taken += 1  # before next(): what it takes makes room at once
+            if next(running, None) is None:
+                break
+    assert made == 200
+    assert worst == 5  # four in the window, and one that waits for room
+
+
 def test_inputs_and_outputs_die_with_their_last_user() -> None:
     class Waiting(Count):
         async def read(self, at: State | None) -> AsyncIterator[Item[int]]:

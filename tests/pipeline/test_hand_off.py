@@ -67,9 +67,9 @@ def test_a_free_place_is_used_while_the_taker_waits(taker: str, ahead: int, no_r
     has_begun = threading.Event()
 
     def call(x: int) -> int:
-        if x == 8:
+        if x == 10:
             has_begun.set()
-        if x == 2:
+        if x == 3:
             assert has_begun.wait(timeout=20)
         return x
 
@@ -77,11 +77,11 @@ def test_a_free_place_is_used_while_the_taker_waits(taker: str, ahead: int, no_r
         assert no_room.wait(timeout=20)
         return x
 
-    calls = Plan(Count(9)).map(call, width=2, ahead=8)
+    calls = Plan(Count(11)).map(call, width=2, ahead=8)
     plan = calls if taker == "consumer" else then(calls, taker, hold, ahead)
     with start(plan) as running:
         hold(0)
-        assert len(list(running)) == 9
+        assert len(list(running)) == 11
 
 
 @pytest.mark.parametrize("taker", ["fold", "thread", "loop"])
