@@ -42,6 +42,7 @@ class FoldThread:
         self._claim = claim
         self._room, self._filled = bells
         self._meter = meter
+        self._stopping = False
         self._output_bytes = 0
         self._outputs = 0
         self._input: Slot | None = None
@@ -53,6 +54,7 @@ class FoldThread:
 
     def stop(self) -> None:
         """Let the thread end after the call that it is in. From any thread."""
+        self._stopping = True
         self._room.stop()
         self._filled.stop()
 
@@ -104,7 +106,7 @@ class FoldThread:
             del slot  # what has been handed on must not be kept alive from here
 
     def _next(self) -> Slot:
-        while True:
+        while not self._stopping:
             if not self._may_reserve():
                 self._wait_for_room()
             if not self._source.is_ready():
@@ -115,6 +117,7 @@ class FoldThread:
             slot = self._source.take()
             if slot is not None:
                 return slot
+        raise Stopped
 
     def _drain(self, emit: Callable[[], object | None], began: float | None = None, index: int = -1) -> None:
         """Pass on what `emit` gives until it gives nothing; the time since `began` is one call's."""

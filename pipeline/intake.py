@@ -16,6 +16,7 @@ HOP_S = {"loop": 1e-3, "thread": 1e-3, "process": 8e-3}
 """Work that a worker takes at once: a hop between threads costs tens of µs and one to a process 200 µs of CPU time on
 both sides together, which is little beside it."""
 _LEARN = 0.25
+_LARGER = 4
 
 
 class Intake:
@@ -48,8 +49,8 @@ class Intake:
         self._output_bytes = 0
 
     def may_reserve(self) -> bool:
-        """Whether there is room for one output, in items and in bytes."""
-        return self.out.has_room() and self._claim.allows(self._output_bytes)
+        """Whether there is room for one output, in items and in bytes: for that of the next input, if it is there."""
+        return self.out.has_room() and self._claim.allows(self._expects(self.source.next_bytes()))
 
     def may_take(self) -> bool:
         """Whether there is an input."""
@@ -74,13 +75,21 @@ class Intake:
         if most > 1:
             most = min(most, out.room(), max(1, self._claim.room_for(output_bytes)))
         slots = source.take_values(most) or self._take_one()
+        reserved = 0
         for slot in slots:
             slot.kind = PENDING
-            slot.nbytes += output_bytes
+            expected = output_bytes if slot.nbytes < output_bytes else self._expects(slot.nbytes)
+            slot.nbytes += expected
+            reserved += expected
         out.reserve(slots)
-        if output_bytes:
-            self._budget.add(output_bytes * len(slots))
+        if reserved:
+            self._budget.add(reserved)
         return slots
+
+    def _expects(self, input_bytes: int) -> int:
+        """What an output will weigh: as outputs did lately; a large input gives up to four times as much."""
+        mean = self._output_bytes
+        return max(mean, min(input_bytes, _LARGER * mean)) if mean else input_bytes
 
     def _take_one(self) -> list[Slot]:
         """What is next behind a gate, or the end, which is passed on."""

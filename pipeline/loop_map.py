@@ -55,6 +55,8 @@ class LoopMap:
                     began = perf_counter()
                     await self._filled.wait(intake.may_take)
                     meter.starved(perf_counter() - began)
+                    if not intake.may_reserve():  # of the input that has come, the output may be a large one
+                        continue
                 if slots := intake.admit(intake.most(_NO_IO_S)):
                     return slots
         return []

@@ -55,7 +55,8 @@ class ThreadMap:
 
     def _work(self, worker: _Worker) -> None:
         try:
-            while worker.slots or self._admit(worker):
+            # Where there is room and input nothing waits, and so nothing is told that the plan is left.
+            while not self._stopping and (worker.slots or self._admit(worker)):
                 if len(worker.slots) > 1 and self._are_small(worker):
                     self._perform_small(worker)
                 else:

@@ -58,6 +58,8 @@ class Turns:
                 began = perf_counter()
                 self._filled.wait(intake.may_take)
                 meter.starved(perf_counter() - began)
+                if not intake.may_reserve():  # of the input that has come, the output may be a large one
+                    continue
             if slots := intake.admit(intake.most()):
                 return slots
         return []

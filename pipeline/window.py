@@ -124,6 +124,11 @@ class Window:
         except IndexError:  # no slots; asking for their number first would race with the taker
             return False
 
+    def next_bytes(self) -> int:
+        """What the oldest slot weighs, 0 where there is none. For the taking side."""
+        slots = self._slots
+        return slots[0].nbytes if slots else 0
+
     def take_values(self, most: int) -> list[Slot]:
         """The oldest slots as long as they are published values, at most `most`; none where something else is first."""
         slots = self._slots

@@ -260,3 +260,41 @@ print("done")
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
+
+
+class Gatherer:
+    """A fold whose every accept takes a while, and that gives nothing."""
+
+    def accept(self, x: int) -> None:
+        threading.Event().wait(0.05)
+
+    def emit(self) -> None:
+        return None
+
+    finish = emit
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["map", "fold"])
+def test_what_waits_for_a_busy_thread_is_not_worked_off_when_the_plan_is_left(kind: str) -> None:
+    """64 inputs of 50 ms wait, and there is room for their outputs: none but the call that runs is made."""
+    called: list[int] = []
+
+    def slow(x: int) -> int:
+        called.append(x)
+        threading.Event().wait(0.05)
+        return x
+
+    source = Count(64)
+    plan = Plan(source).map(slow) if kind == "map" else Plan(source).fold(Gatherer())
+    running = start(plan)
+    assert source.all_read.wait(10)
+    begun = time.monotonic()
+    running.close()
+    assert time.monotonic() - begun < 0.9
+    assert len(called) < 40
