@@ -47,6 +47,7 @@ class Intake:
         self._claim = claim
         self._call_s: float | None = None
         self._output_bytes = 0
+        self._largest_bytes = 0
 
     def may_reserve(self) -> bool:
         """Whether there is room for one output, in items and in bytes: for that of the next input, if it is there."""
@@ -87,9 +88,9 @@ class Intake:
         return slots
 
     def _expects(self, input_bytes: int) -> int:
-        """What an output will weigh: as outputs did lately; a large input gives up to four times as much."""
+        """What an output will weigh: as outputs did lately; of a large input up to four times that, if one ever did."""
         mean = self._output_bytes
-        return max(mean, min(input_bytes, _LARGER * mean)) if mean else input_bytes
+        return max(mean, min(input_bytes, _LARGER * mean, self._largest_bytes))
 
     def _take_one(self) -> list[Slot]:
         """What is next behind a gate, or the end, which is passed on."""
@@ -113,15 +114,18 @@ class Intake:
         slot.kind = VALUE
         if self.out.filled_bell.waiting:
             self.out.published()
+        self._largest_bytes = max(self._largest_bytes, nbytes)
         more = nbytes - self._output_bytes
         self._output_bytes += more if -64 < more < 64 else more // 4
 
-    def done_small(self, calls: int, nbytes: int, change: int, tally: Tally) -> None:
-        """Account for results that a worker has published itself: their weight, and what it is more than was taken."""
+    def done_small(self, calls: int, nbytes: int, largest: int, change: int, tally: Tally) -> None:
+        """Account for results that a worker has published itself: their weight, that of the largest, and what it all is
+        more than was taken."""
         tally.items += calls
         tally.nbytes += nbytes
         tally.change += change
         self._output_bytes = nbytes // calls
+        self._largest_bytes = max(self._largest_bytes, largest)
 
     def failed(self, slot: Slot, error: BaseException, *, may_drop: bool = True) -> bool:
         """Publish what a call raised; gives whether the stage goes on."""

@@ -78,7 +78,7 @@ class ThreadMap:
         """As `_perform` does it, for calls that take less than what is done there around each of them."""
         intake, slots, meter, function = self._intake, worker.slots, worker.meter, self._spec.function
         out, filled = intake.out, intake.out.filled_bell
-        index, calls, nbytes, change = slots[-1].index, 0, 0, 0
+        index, calls, nbytes, largest, change = slots[-1].index, 0, 0, 0, 0
         error: BaseException | None = None
         computed, began = thread_time(), perf_counter()
         # Each result is published before the next call: that may wait for what is done with this one.
@@ -95,6 +95,7 @@ class ThreadMap:
             weight = size_of(value)
             calls += 1
             nbytes += weight
+            largest = max(largest, weight)
             change += weight - slot.nbytes
             slot.value = value
             slot.nbytes = weight
@@ -106,7 +107,7 @@ class ThreadMap:
             ended = perf_counter()
             meter.calls(index, calls, began, ended)
             meter.computed(thread_time() - computed)
-            intake.done_small(calls, nbytes, change, worker.tally)
+            intake.done_small(calls, nbytes, largest, change, worker.tally)
             intake.took(calls, ended - began, worker.tally, meter)
         if error is not None:
             now = perf_counter()
