@@ -74,7 +74,7 @@ class Intake:
         """
         source, out, output_bytes = self.source, self.out, self._output_bytes
         if most > 1:
-            most = min(most, out.room(), max(1, self._claim.room_for(output_bytes)))
+            most = min(most, out.room(), max(1, self._claim.room_for(self._expects(source.next_bytes()))))
         slots = source.take_values(most) or self._take_one()
         reserved = 0
         for slot in slots:
