@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pipeline.deadline
 from pipeline import (
     Drop,
     Dropped,
@@ -29,6 +30,8 @@ from pipeline import (
     TooManyDropped,
     start,
 )
+from pipeline.deadline import Call, watch
+from pipeline.window import PENDING, Slot
 from tests.contracts.engine import ListSource, SinkContract
 from tests.pipeline.sources import Batches, Count, Flaky, Transient, within
 
@@ -624,6 +627,26 @@ class TestTimeLimit:
         assert records.values == [0]
         assert running.stats().stage("raises").dropped == 1
         assert records[0].failure.reason.startswith("TimeLimit")
+
+    def test_calls_are_looked_at_when_the_first_one_runs_out(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = 10.0
+        slept: list[float] = []
+        calls = [Call(Slot(PENDING, i, None, None, 0), began) for i, began in enumerate([9.5, 9.25, 9.75])]
+        expired: list[Call] = []
+
+        async def sleep(seconds: float) -> None:
+            nonlocal now
+            slept.append(seconds)
+            now += seconds
+            if len(slept) == 3:
+                raise asyncio.CancelledError
+
+        monkeypatch.setattr(pipeline.deadline, "perf_counter", lambda: now)
+        monkeypatch.setattr(asyncio, "sleep", sleep)
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(watch(lambda: [call for call in calls if call not in expired], 1.0, expired.append))
+        assert slept == [0.25, 0.25, 0.25]
+        assert [call.slot.index for call in expired] == [1, 0]
 
     @pytest.mark.parametrize("place", PLACES)
     def test_it_is_of_each_attempt(self, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
