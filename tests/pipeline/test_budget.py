@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,6 +317,28 @@ def test_all_is_given_back_while_the_source_waits(budgets: list[Recorded]) -> No
     budgets[-1].wait_until(lambda: budgets[-1].used_bytes == 0 and running.stats().consumer.items == 160)
     running.close()
     consumer.join(10)
+
+
+def test_what_was_read_dies_with_its_last_user() -> None:
+    """The source may wait for long before it gives the next."""
+    died = threading.Semaphore(0)
+
+    class Tracked:
+        async def read(self, at: State | None) -> AsyncIterator[Item[object]]:
+            for _ in range(3):
+                yield Item(self._made(), {})
+            await asyncio.get_running_loop().create_future()
+
+        def _made(self) -> object:
+            buffer = type("Buffer", (), {})()
+            weakref.finalize(buffer, died.release)
+            return buffer
+
+    with start(Plan(Tracked()).map(lambda buffer: None, name="use")) as running:
+        for _ in range(3):
+            next(running)
+        for _ in range(3):
+            assert died.acquire(timeout=5)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 import pytest
@@ -278,3 +278,21 @@ def test_a_result_is_passed_on_before_the_next_call_has_returned() -> None:
             if item.value >= 19_999:
                 room.release()  # one more call for each item that has been used
     assert item.value == 20_099
+
+
+@pytest.mark.parametrize("place", ["loop", "thread"])
+def test_after_a_failure_no_further_call_is_made(place: Literal["loop", "thread"]) -> None:
+    """Neither of those that were taken together with the one that failed."""
+    for first in range(10_000, 10_005):
+        calls: list[int] = []
+
+        def fails(x: int, first: int = first, calls: list[int] = calls) -> int:
+            calls.append(x)
+            if x >= first:
+                raise Broken
+            return x
+
+        plan = Plan(Count(20_000), ahead=64).map(fails, ahead=64, on=place)
+        with start(plan) as running, pytest.raises(StageFailed, match=f"item {first}"):
+            list(running)
+        assert calls == [*range(first + 1)]
