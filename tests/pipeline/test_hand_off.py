@@ -6,13 +6,13 @@ import asyncio
 import math
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 import pytest
 
-from pipeline import Drop, Dropped, Item, Plan, Retry, StageFailed, State, start
-from pipeline.waiting import Bell, LoopBell, ThreadBell
+from pipeline import Drop, Dropped, Plan, Retry, StageFailed, start
+from pipeline.waiting import LoopBell, ThreadBell
 from tests.pipeline.sources import Broken, Count, Kept, Pieces, Steps, Transient, within
 
 
@@ -173,34 +173,6 @@ def test_one_of_many_calls_taken_together_fails(
     assert [record.value for record in kept.values] == [109]
 
 
-class Flag:
-    """Set by the other side in the moment in which this one looks and finds it unset."""
-
-    def __init__(self, bell: Bell, rings: int) -> None:
-        self.bell = bell
-        self.rings = rings
-        self.is_set = False
-
-    def looked(self) -> bool:
-        if self.is_set:
-            return True
-        self.is_set = True
-        if self.bell.waiting:
-            for _ in range(self.rings):
-                self.bell.ring()
-        return False
-
-
-@pytest.mark.parametrize("rings", [1, 2])
-def test_a_ring_while_the_waiter_looks_is_not_lost(rings: int) -> None:
-    in_thread, on_loop = ThreadBell(), LoopBell()
-    with within(5):
-        in_thread.wait(Flag(in_thread, rings).looked)
-        asyncio.run(on_loop.wait(Flag(on_loop, rings).looked))
-    assert not in_thread.waiting
-    assert not on_loop.waiting
-
-
 class Buffer:
     """Something that can be seen to die."""
 
@@ -218,21 +190,3 @@ def test_a_result_may_die_before_the_next_call_has_returned() -> None:
     with within(20), start(Plan(Count(1_000)).map(make)) as running:
         while next(running, None) is not None:
             pass
-
-
-def test_what_a_source_has_read_dies_with_its_last_user() -> None:
-    died = threading.Event()
-
-    class One:
-        async def read(self, at: State | None) -> AsyncIterator[Item[Buffer]]:
-            yield Item(self.make(), {})
-            await asyncio.get_running_loop().create_future()
-
-        def make(self) -> Buffer:
-            buffer = Buffer()
-            weakref.finalize(buffer, died.set)
-            return buffer
-
-    with start(Plan(One())) as running:
-        next(running)
-        assert died.wait(5)
