@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import current_thread, main_thread
+
 from .budget import Budget
 from .errors import PipelineError, StageFailed, TooManyDropped
 from .item import JSON
@@ -36,7 +38,9 @@ class DropGate:
             return self._end(slot, record, self._too_many(record.failure))
         try:
             self._policy.to.put(record)
-        except BaseException as error:  # noqa: BLE001 - whatever a sink raises is the consumer's to see
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and current_thread() is main_thread():
+                raise  # a Ctrl-C is the consumer's, which happens to be in the sink
             return self._end(slot, record, error)
         return None
 

@@ -25,7 +25,7 @@ from .statistics import ConsumerStats, Meter, StageStats, Stats, Where
 from .thread_map import ThreadMap
 from .trace import Flow, Trace
 from .waiting import Bell, LoopBell, ThreadBell
-from .window import Gate, Open, Window
+from .window import Gate, Window
 
 
 class Runner(Protocol):
@@ -208,10 +208,10 @@ class Engine:
             return LoopBell()
         return ThreadBell()
 
-    def _gate(self, spec: Stage | None, at: State | None) -> Gate:
+    def _gate(self, spec: Stage | None, at: State | None) -> Gate | None:
         if isinstance(spec, Mapping) and spec.on_error is not None:
             return DropGate(spec.name, spec.on_error, stage_part(at, spec.name), self.budget)
-        return Open()
+        return None
 
     def _claim(self, number: int) -> Claim:
         windows = self._windows[number:]

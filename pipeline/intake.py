@@ -72,14 +72,14 @@ class Intake:
 
         After `may_reserve` and `may_take`, by whoever has the turn.
         """
-        source, out, output_bytes = self.source, self.out, self._output_bytes
+        source, out = self.source, self.out
         if most > 1:
             most = min(most, out.room(), max(1, self._claim.room_for(self._expects(source.next_bytes()))))
         slots = source.take_values(most) or self._take_one()
         reserved = 0
         for slot in slots:
             slot.kind = PENDING
-            expected = output_bytes if slot.nbytes < output_bytes else self._expects(slot.nbytes)
+            expected = self._expects(slot.nbytes)
             slot.nbytes += expected
             reserved += expected
         out.reserve(slots)
@@ -117,15 +117,6 @@ class Intake:
         self._largest_bytes = max(self._largest_bytes, nbytes)
         more = nbytes - self._output_bytes
         self._output_bytes += more if -64 < more < 64 else more // 4
-
-    def done_small(self, calls: int, nbytes: int, largest: int, change: int, tally: Tally) -> None:
-        """Account for results that a worker has published itself: their weight, that of the largest, and what it all is
-        more than was taken."""
-        tally.items += calls
-        tally.nbytes += nbytes
-        tally.change += change
-        self._output_bytes = nbytes // calls
-        self._largest_bytes = max(self._largest_bytes, largest)
 
     def failed(self, slot: Slot, error: BaseException, *, may_drop: bool = True) -> bool:
         """Publish what a call raised; gives whether the stage goes on."""

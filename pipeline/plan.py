@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, Literal, TypeAlias, TypeVar, cast, overload
 
+from .errors import TimeLimit
 from .policy import Drop, Retry
 from .protocols import Fold, Source
 
@@ -69,6 +70,11 @@ class Mapping:
         ):
             raise ValueError(
                 f"{self.name}: nothing can interrupt a def on the loop: for a time limit leave on= out"
+            )
+        if self.place != "loop" and self.retry is not None and TimeLimit in self.retry.on:
+            raise ValueError(
+                f"{self.name}: a call in a {self.place} that runs over its time limit is not made again: "
+                "leave TimeLimit out of Retry(on=...), or write an async def"
             )
         if self.place == "process":
             _check_pickles(self.name, self.function)

@@ -22,7 +22,6 @@ LEAVE_S = 0.25
 """How long a process has to end by itself when the plan is left."""
 _AHEAD_BELOW_S = 20e-3
 """Calls that take longer are not sent ahead to a process that is busy: another one may be free sooner."""
-
 _CONSUMER_S = 1e-3
 """How long the consumer has to take what came, and so to make room for a batch that is sent ahead."""
 
@@ -168,7 +167,7 @@ class ProcessMap:
         """Kill the process that does not return from `call`; its thread learns of it."""
         for driver in self._drivers:
             if driver.call is call:
-                driver.worker.kill()
+                driver.kill()
 
     def _is_late(self, driver: _Driver) -> bool:
         call, driver.call = driver.call, None
@@ -222,9 +221,16 @@ class _Driver:
             if self._worker is not None:
                 self._worker.close()
 
+    def kill(self) -> None:
+        """Kill the process, if there is one. From any thread."""
+        with self._lock:
+            if self._worker is not None:
+                self._worker.kill()
+
     def end(self) -> None:
         """Wait until the process is gone; it has little time to go by itself."""
-        worker, self._worker = self._worker, None
+        with self._lock:
+            worker, self._worker = self._worker, None
         if worker is None:
             return
         worker.close()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Coroutine
 from time import perf_counter, thread_time
 from types import CoroutineType
 
-from .budget import size_of
 from .deadline import Call, watch
 from .errors import TimeLimit
 from .intake import Intake, Tally
@@ -15,7 +14,7 @@ from .plan import Mapping
 from .statistics import Meter
 from .turns import Turns
 from .waiting import Stopped, ThreadBell
-from .window import VALUE, Slot
+from .window import Slot
 
 
 class ThreadMap:
@@ -57,10 +56,7 @@ class ThreadMap:
         try:
             # Where there is room and input nothing waits, and so nothing is told that the plan is left.
             while not self._stopping and (worker.slots or self._admit(worker)):
-                if len(worker.slots) > 1 and self._are_small(worker):
-                    self._perform_small(worker)
-                else:
-                    self._perform(worker)
+                self._perform(worker)
         except Stopped:
             pass
         except BaseException as error:  # noqa: BLE001 - a thread's end must not pass in silence
@@ -70,55 +66,6 @@ class ThreadMap:
         worker.slots += self._turns.admit(worker.meter)
         worker.slots.reverse()
         return bool(worker.slots)
-
-    def _are_small(self, worker: _Worker) -> bool:
-        return self._spec.time_limit_s is None and self._spec.retry is None and not worker.meter.one_by_one
-
-    def _perform_small(self, worker: _Worker) -> None:
-        """As `_perform` does it, for calls that take less than what is done there around each of them."""
-        intake, slots, meter, function = self._intake, worker.slots, worker.meter, self._spec.function
-        out, filled = intake.out, intake.out.filled_bell
-        index, calls, nbytes, largest, change = slots[-1].index, 0, 0, 0, 0
-        error: BaseException | None = None
-        computed, began = thread_time(), perf_counter()
-        # Each result is published before the next call: that may wait for what is done with this one.
-        while slots and not self._stopping:
-            slot = slots.pop()
-            try:
-                value = function(slot.value)
-            except BaseException as raised:  # noqa: BLE001 - whatever a function raises is the consumer's to see
-                error = raised
-                break
-            if isinstance(value, CoroutineType):
-                error = _closed(value)
-                break
-            weight = size_of(value)
-            calls += 1
-            nbytes += weight
-            largest = max(largest, weight)
-            change += weight - slot.nbytes
-            slot.value = value
-            slot.nbytes = weight
-            slot.kind = VALUE
-            if filled.waiting:
-                out.published()
-            del slot, value
-        if calls:
-            ended = perf_counter()
-            meter.calls(index, calls, began, ended)
-            meter.computed(thread_time() - computed)
-            intake.done_small(calls, nbytes, largest, change, worker.tally)
-            intake.took(calls, ended - began, worker.tally, meter)
-        if error is not None:
-            now = perf_counter()
-            meter.call(slot.index, now, now)
-            if intake.failed(slot, error):
-                meter.dropped()
-            else:
-                slots.clear()
-            error = None  # it holds this frame, which holds it
-        elif slots:
-            raise Stopped
 
     def _perform(self, worker: _Worker) -> None:
         """The worker's calls, from the last slot to the first."""

@@ -71,17 +71,10 @@ class Gate(Protocol):
         ...
 
 
-class Open:
-    """The gate that lets everything through."""
-
-    def passing(self, slot: Slot) -> Slot | None:
-        return slot
-
-
 class Window:
     """Slots in order, at most `ahead`."""
 
-    def __init__(self, ahead: int, room: Bell, filled: Bell, gate: Gate) -> None:
+    def __init__(self, ahead: int, room: Bell, filled: Bell, gate: Gate | None) -> None:
         self.ahead = ahead
         self.room_bell = room
         """Rung for the side that reserves."""
@@ -89,7 +82,7 @@ class Window:
         """Rung for the side that takes."""
         self._slots: deque[Slot] = deque()
         self._low = ahead // 2
-        self._gate = None if isinstance(gate, Open) else gate
+        self._gate = gate
 
     def __len__(self) -> int:
         return len(self._slots)

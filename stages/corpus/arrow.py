@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from stages.corpus.arrow_shard import map_shard
 from stages.corpus.digest import ContentDigest
-from stages.corpus.files import check_size, open_index, verify_digest, verify_files, verify_index
+from stages.corpus.files import Indexed, verify_digest, verify_files, verify_index
 from stages.corpus.meta import CorpusMeta
 from stages.corpus.reader import Tokens
 from stages.corpus.spans import Spans
-from stages.errors import CorpusClosed, CorpusDamaged, SpanError
+from stages.errors import CorpusClosed, CorpusDamaged
 
 WINDOW_TOKENS = 1 << 15
 """Up to this length runs are taken by one fancy index; longer ones cost more in copying twice than in
@@ -51,41 +51,24 @@ class _Batches:
     shard: NDArray[np.int64]
 
 
-class ArrowCorpus:
+class ArrowCorpus(Indexed):
     """See LocalCorpus."""
 
     def __init__(self, folder: Path, meta: CorpusMeta) -> None:
-        self._folder, self._meta = folder, meta
-        for file in self._meta.files():
-            check_size(folder, file)
-        self._bounds, self._lengths = open_index(folder, self._meta)
+        super().__init__(folder, meta)
         self._shards, self._batches = self._open_shards()
         self._firsts: list[int] = self._batches.first.tolist()
         self._closed = False
 
-    @property
-    def meta(self) -> CorpusMeta:
-        return self._meta
-
-    @property
-    def bounds(self) -> NDArray[np.int64]:
-        return self._bounds
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        return self._lengths
-
-    def __len__(self) -> int:
-        return self._meta.documents
-
     def gather(self, spans: Spans, out: NDArray[np.int64]) -> None:
         shards = self._open()
-        if out.dtype != np.int64 or out.ndim != 1:
-            raise SpanError(f"the buffer must be flat and of int64, got {out.dtype} of shape {out.shape}")
+        self._check_buffer(out)
         if len(spans) <= FEW_RUNS:
             self._gather_each(shards, spans, out)
             return
-        self._check(int((spans.start + spans.length).max()), int((spans.at + spans.length).max()), out.size)
+        self._check_reach(
+            int((spans.start + spans.length).max()), int((spans.at + spans.length).max()), out.size
+        )
         batch = self._batches.first.searchsorted(spans.start, side="right") - 1
         # An address at the corpus's end belongs to no batch: only an empty run may begin there.
         batch.clip(0, len(self._batches.shift) - 1, out=batch)
@@ -107,11 +90,7 @@ class ArrowCorpus:
 
     def view(self, doc: int, start: int, stop: int) -> Tokens:
         shards = self._open()
-        if not 0 <= doc < len(self):
-            raise SpanError(f"{self._folder}: document {doc} of {len(self)}")
-        length = int(self._lengths[doc])
-        if not 0 <= start <= stop <= length:
-            raise SpanError(f"{self._folder}: tokens [{start}, {stop}) of document {doc}, which has {length}")
+        self._check_view(doc, start, stop)
         first = int(self._bounds[doc])
         batch = min(bisect_right(self._firsts, first), len(self._batches.shift)) - 1
         position = first + int(self._batches.shift[batch])
@@ -162,12 +141,6 @@ class ArrowCorpus:
             raise CorpusClosed(f"{self._folder}: the corpus is closed")
         return self._shards
 
-    def _check(self, stop: int, place: int, size: int) -> None:
-        if stop > self._meta.tokens:
-            raise SpanError(f"{self._folder}: a run ends at token {stop}, the corpus has {self._meta.tokens}")
-        if place > size:
-            raise SpanError(f"a run ends at {place} in a buffer of {size}")
-
     def _gather_each(self, shards: tuple[Tokens, ...], spans: Spans, out: NDArray[np.int64]) -> None:
         """Any runs, one by one, cut where record batches meet."""
         firsts, shifts, shard = self._firsts, self._batches.shift, self._batches.shard
@@ -175,7 +148,7 @@ class ArrowCorpus:
             spans.start.tolist(), spans.length.tolist(), spans.at.tolist(), strict=True
         ):
             address, place, stop = start, at, start + length
-            self._check(stop, at + length, out.size)
+            self._check_reach(stop, at + length, out.size)
             batch = bisect_right(firsts, start) - 1
             while address < stop:
                 end = min(stop, firsts[batch + 1])

@@ -18,10 +18,53 @@ from numpy.typing import NDArray
 
 from stages.corpus.arrow_layout import BOUND, LENGTH
 from stages.corpus.meta import CorpusMeta, FileMeta
-from stages.errors import CorpusDamaged
+from stages.errors import CorpusDamaged, SpanError
 from stages.storage import file_sha256
 
 _Column: TypeAlias = "pa.Array[pa.Scalar[pa.DataType]]"
+
+
+class Indexed:
+    """A corpus's metadata and index, and the checks of what is asked of it: what every store's reader is."""
+
+    def __init__(self, folder: Path, meta: CorpusMeta) -> None:
+        self._folder, self._meta = folder, meta
+        for file in meta.files():
+            check_size(folder, file)
+        self._bounds, self._lengths = open_index(folder, meta)
+
+    @property
+    def meta(self) -> CorpusMeta:
+        return self._meta
+
+    @property
+    def bounds(self) -> NDArray[np.int64]:
+        return self._bounds
+
+    @property
+    def lengths(self) -> NDArray[np.uint32]:
+        return self._lengths
+
+    def __len__(self) -> int:
+        return self._meta.documents
+
+    def _check_buffer(self, out: NDArray[np.int64]) -> None:
+        if out.dtype != np.int64 or out.ndim != 1:
+            raise SpanError(f"the buffer must be flat and of int64, got {out.dtype} of shape {out.shape}")
+
+    def _check_reach(self, stop: int, place: int, size: int) -> None:
+        """That runs end by token `stop` of the corpus, and by `place` of a buffer of `size`."""
+        if stop > self._meta.tokens:
+            raise SpanError(f"{self._folder}: a run ends at token {stop}, the corpus has {self._meta.tokens}")
+        if place > size:
+            raise SpanError(f"a run ends at {place} in a buffer of {size}")
+
+    def _check_view(self, doc: int, start: int, stop: int) -> None:
+        if not 0 <= doc < len(self):
+            raise SpanError(f"{self._folder}: document {doc} of {len(self)}")
+        length = int(self._lengths[doc])
+        if not 0 <= start <= stop <= length:
+            raise SpanError(f"{self._folder}: tokens [{start}, {stop}) of document {doc}, which has {length}")
 
 
 def open_index(folder: Path, meta: CorpusMeta) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:

@@ -20,54 +20,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stages.corpus.digest import ContentDigest
-from stages.corpus.files import check_size, open_index, verify_digest, verify_files, verify_index
+from stages.corpus.files import Indexed, verify_digest, verify_files, verify_index
 from stages.corpus.lmdb_layout import DATABASES, DOCUMENTS, FILE, keys
 from stages.corpus.meta import CorpusMeta
 from stages.corpus.reader import Tokens
 from stages.corpus.spans import Spans
-from stages.errors import CorpusClosed, CorpusDamaged, SpanError
+from stages.errors import CorpusClosed, CorpusDamaged
 
 GATHER_TOKENS = 256 << 10
 """What is joined at once: 512 KiB or 1 MiB, so that it stays in the cache until it is widened."""
 
 
-class LmdbCorpus:
+class LmdbCorpus(Indexed):
     """See LocalCorpus."""
 
     def __init__(self, folder: Path, meta: CorpusMeta) -> None:
-        self._folder, self._meta = folder, meta
-        for file in meta.files():
-            check_size(folder, file)
-        self._bounds, self._lengths = open_index(folder, meta)
+        super().__init__(folder, meta)
         self._ids = np.dtype(meta.dtype).newbyteorder("<")
         self._map: _Map | None = _opened(folder / FILE)
 
-    @property
-    def meta(self) -> CorpusMeta:
-        return self._meta
-
-    @property
-    def bounds(self) -> NDArray[np.int64]:
-        return self._bounds
-
-    @property
-    def lengths(self) -> NDArray[np.uint32]:
-        return self._lengths
-
-    def __len__(self) -> int:
-        return self._meta.documents
-
     def gather(self, spans: Spans, out: NDArray[np.int64]) -> None:
         map_ = self._open()
-        if out.dtype != np.int64 or out.ndim != 1:
-            raise SpanError(f"the buffer must be flat and of int64, got {out.dtype} of shape {out.shape}")
+        self._check_buffer(out)
         if not len(spans):
             return
         stops = spans.start + spans.length
-        if (stop := int(stops.max())) > self._meta.tokens:
-            raise SpanError(f"{self._folder}: a run ends at token {stop}, the corpus has {self._meta.tokens}")
-        if (place := int((spans.at + spans.length).max())) > out.size:
-            raise SpanError(f"a run ends at {place} in a buffer of {out.size}")
+        self._check_reach(int(stops.max()), int((spans.at + spans.length).max()), out.size)
         at_once = max(1, GATHER_TOKENS * len(spans) // max(1, int(spans.length.sum())))
         for run in range(0, len(spans), at_once):
             some = slice(run, run + at_once)
@@ -80,11 +58,7 @@ class LmdbCorpus:
 
     def view(self, doc: int, start: int, stop: int) -> Tokens:
         map_ = self._open()
-        if not 0 <= doc < len(self):
-            raise SpanError(f"{self._folder}: document {doc} of {len(self)}")
-        length = int(self._lengths[doc])
-        if not 0 <= start <= stop <= length:
-            raise SpanError(f"{self._folder}: tokens [{start}, {stop}) of document {doc}, which has {length}")
+        self._check_view(doc, start, stop)
         data = self._value(map_, doc)
         view: Tokens = np.asarray(_Held(map_, np.frombuffer(data, self._ids)[start:stop]))
         return view

@@ -23,12 +23,12 @@ from numpy.typing import NDArray
 from stages.corpus.meta import CorpusMeta, DedupMeta, FileMeta, InputMeta, PartMeta, QuarantineMeta
 from stages.corpus.opening import open_corpus
 from stages.corpus.output import HASHES_FILE, QUARANTINE_FILE, VAL_FOLDER, Output, claimed, discard
-from stages.corpus.packing import copy_into
 from stages.corpus.quarantine import FILE_MODE
 from stages.corpus.reader import LocalCorpus, Tokens
 from stages.corpus.seen import Seen
 from stages.corpus.spans import Spans
 from stages.corpus.stores import STORES
+from stages.corpus.unfinished import copy_into
 from stages.errors import CorpusUnsupported, OutputTaken
 from stages.storage import DurableFile
 

@@ -1,9 +1,9 @@
 """Packing: from inputs to a finished corpus.
 
-TextSource ─► Encode, two calls in flight ─► Packing ─┬─► CorpusWriter ──┬─► corpus.json
+TextSource ─► Encode, two calls in flight ─► UnfinishedPack ─┬─► CorpusWriter ──┬─► corpus.json
 (the loop)    (threads)                      (the     ├─► the same, val ─┤
                                              consumer)└─► quarantine ────┘
-                                                 └─ every few seconds: save
+                                                        └─ every few seconds: save
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pipeline import Plan, State, start
 from stages.corpus.growing import NotResumable
 from stages.corpus.meta import FORMAT, CorpusMeta, Options, SpecialToken, TokenizerMeta
 from stages.corpus.output import TOKENIZER_FILE, VAL_FOLDER, Output, discard
-from stages.corpus.packing import OnBad, Packing, PackProgress, PackSpec, refuse
 from stages.corpus.stores import STORES
+from stages.corpus.unfinished import OnBad, PackProgress, PackSpec, UnfinishedPack, refuse
 from stages.errors import CorpusDamaged
 from stages.inputs.fingerprint import fingerprints, hashed
 from stages.inputs.scan import Inputs
@@ -74,7 +74,7 @@ def pack(
         if saved is not None:
             output.keep = True
             try:
-                packing = stack.enter_context(Packing(output, tokenizer, spec, saved))
+                packing = stack.enter_context(UnfinishedPack(output, tokenizer, spec, saved))
             except NotResumable:
                 saved = None
         if saved is None:
@@ -85,7 +85,7 @@ def pack(
                 with DurableFile(output.folder / tokenizer.meta.name) as file:
                     file.write(tokenizer.data)
             try:
-                packing = stack.enter_context(Packing(output, tokenizer, spec, None))
+                packing = stack.enter_context(UnfinishedPack(output, tokenizer, spec, None))
             except NotResumable as error:
                 raise CorpusDamaged(
                     f"{output.folder}: cannot be appended to: {error}; restore what is damaged, or pack again"

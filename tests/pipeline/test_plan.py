@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 import pipeline
-from pipeline import Plan
+from pipeline import Plan, Retry, TimeLimit
 from tests.pipeline.sources import Count, double, triple
 
 
@@ -54,6 +54,10 @@ def test_names_are_unique() -> None:
         ({"ahead": 0}, "triple: ahead must be >= 1, got 0"),
         ({"width": 4, "ahead": 3}, "triple: ahead must be >= width"),
         ({"on": "gpu"}, "triple: on must be 'loop', 'thread' or 'process', got 'gpu'"),
+        (
+            {"retry": Retry(on=(TimeLimit,))},
+            "a call in a thread that runs over its time limit is not made again",
+        ),
         ({"time_limit_s": 0}, "triple: time_limit_s must be > 0, got 0"),
         ({"on": "loop", "time_limit_s": 1}, "triple: nothing can interrupt a def on the loop"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import signal
 import stat
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -158,9 +159,7 @@ class TestDrop:
         assert records.values == list(range(100))
 
     @pytest.mark.parametrize("last", [True, False])
-    @pytest.mark.parametrize(
-        "error", [OSError(28, "No space left on device"), KeyboardInterrupt(), SystemExit(1)]
-    )
+    @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), SystemExit(1)])
     def test_a_sink_that_raises_fails_the_plan(self, last: bool, error: BaseException) -> None:
         """Wherever it is called: by the next stage's thread, or by the consumer's."""
 
@@ -174,6 +173,14 @@ class TestDrop:
             with pytest.raises(StageFailed, match="stage 'lucky' failed at item 3") as failure:
                 next(running)
         assert failure.value.__cause__ is error
+
+    def test_an_interrupt_while_the_consumer_is_in_the_sink_is_the_consumers(self) -> None:
+        class Interrupted:
+            def put(self, record: Dropped) -> None:
+                signal.raise_signal(signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt), start(dropping("thread", Interrupted(), width=3)) as running:
+            list(running)
 
     @pytest.mark.parametrize("place", PLACES)
     @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, GeneratorExit])

@@ -174,7 +174,7 @@ class Target:
             self._hashes.close()
 
 
-class Packing:
+class UnfinishedPack:
     """A context manager: leaving it closes every file. See `pack` for what it raises."""
 
     def __init__(self, output: Output, tokenizer: TextTokenizer, spec: PackSpec, saved: Saved | None) -> None:
