@@ -1,9 +1,9 @@
 """Packing: from inputs to a finished corpus.
 
 TextSource ─► Encode, two calls in flight ─► UnfinishedPack ─┬─► CorpusWriter ──┬─► corpus.json
-(the loop)    (threads)                      (the     ├─► the same, val ─┤
-                                             consumer)└─► quarantine ────┘
-                                                        └─ every few seconds: save
+(the loop)    (threads)                      (the consumer)  ├─► the same, val ─┤
+                                                  │          └─► quarantine ────┘
+                                                  └─ every few seconds: save
 """
 
 from __future__ import annotations
