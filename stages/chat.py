@@ -21,6 +21,7 @@ from tokenizers import Encoding, Tokenizer
 
 from stages.chat_template import ChatError, ChatTemplate, Message, Span
 from stages.corpus.reader import Tokens
+from stages.inputs.lines import is_encodable
 from stages.inputs.record import Refused
 from stages.tokenise import TextTokenizer
 
@@ -165,7 +166,7 @@ def _completion(
     if isinstance(prompt, str) and isinstance(completion, str):
         if not completion:
             return Refused("empty_text", "completion is empty")
-        if not _is_encodable(prompt + completion):
+        if not is_encodable(prompt + completion):
             return Refused("invalid_utf8", "holds half of a surrogate pair")
         return Rendered(prompt + completion, ((len(prompt), len(prompt) + len(completion)),))
     before = _messages(record, "prompt")
@@ -183,7 +184,7 @@ def _messages(record: dict[str, object], field: str) -> list[Message]:
             raise ChatError(f"{field}: message {number}: expected an object with role and content")
         if not any(message.get(key) is not None for key in ("content", "tool_calls")):
             raise ChatError(f"{field}: message {number}: no content")
-    if not _is_encodable(json.dumps(found, ensure_ascii=False, default=str)):
+    if not is_encodable(json.dumps(found, ensure_ascii=False, default=str)):
         raise ChatError(f"{field}: holds half of a surrogate pair")
     # Keys that are null are as good as absent: templates would say None.
     return [{key: value for key, value in cast("Message", m).items() if value is not None} for m in found]
@@ -212,11 +213,3 @@ def _untrained(tokens: int, kept: int) -> str:
     if kept < tokens:
         return f"nothing that is trained stands in its first {kept} tokens of {tokens}"
     return "nothing in it is trained"
-
-
-def _is_encodable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -107,12 +107,13 @@ def text_of(line: bytes, field: str) -> str | Refused:
         return Refused("empty_text", f"field {field!r} is empty")
     # Only an escape can bring half a surrogate pair into a text; UTF-8 cannot say it, so no tokenizer takes
     # it.
-    if "\\u" in decoded and not _is_encodable(text):
+    if "\\u" in decoded and not is_encodable(text):
         return Refused("invalid_utf8", f"field {field!r} holds half of a surrogate pair")
     return text
 
 
-def _is_encodable(text: str) -> bool:
+def is_encodable(text: str) -> bool:
+    """Whether UTF-8 can say it: not where it holds half a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
